@@ -1,0 +1,1 @@
+"""Every file OpProf reads or writes, as frozen msgspec Structs."""
