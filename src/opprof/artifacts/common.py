@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 Outcome = Literal["pass", "fail", "not_evaluable"]
 Number = int | float
-Value = bool | int | float | str | None | list[str] | list[Number]
+Value = bool | int | float | str | None | list[int | float | str | None]
 """A number or short text that a gate used."""
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -1,4 +1,4 @@
-"""``analysis/kernels.json``: operator families per window, rank and joined step (contract, section 4).
+"""``analysis/kernels.json``: operator families by window, rank and step (contract, section 4).
 
 All ``ns`` are integer sums of kernel durations in nanoseconds; ``share = ns / kernel_ns`` of the
 eight active steps, prologue left out of numerator and denominator. Ranks are never summed.
@@ -86,24 +86,12 @@ class DeviceTime(Struct, frozen=True, forbid_unknown_fields=True):
     streams: int
 
 
-class MappingResult(Struct, frozen=True, forbid_unknown_fields=True):
-    """The families of one window under another mapping table, without steps."""
-
-    mapping_sha256: Sha256
-    window: int
-    rank: int
-    classified_fraction: float
-    families: dict[str, FamilyTime]
-    attention: AttentionSplit
-    by_mode: dict[str, ModeTime]
-    top_unmatched: list[UnmatchedKernel]
-
-
-class Window(Struct, frozen=True, forbid_unknown_fields=True):
-    """One logical profiler window on one rank."""
+class WindowFamilies(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One logical profiler window on one rank under one mapping table."""
 
     window: int
     rank: int
+    mapping_version: str
     trace: str
     """Path inside the run directory."""
     profiler_steps: list[int]
@@ -118,7 +106,6 @@ class Window(Struct, frozen=True, forbid_unknown_fields=True):
     families: dict[str, FamilyTime]
     attention: AttentionSplit
     by_mode: dict[str, ModeTime]
-    steps: list[ActiveStep]
     top_unmatched: list[UnmatchedKernel]
     accepted: bool
     """Integrity of the window alone; representativeness is ``Kernels.breakdown_valid``."""
@@ -135,6 +122,22 @@ class Window(Struct, frozen=True, forbid_unknown_fields=True):
     join_margin: float | None = None
     """Second best over best timing residual of the join by order; null for an exact join."""
     device: DeviceTime | None = None
+
+
+class Window(WindowFamilies, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One window under the deciding mapping, with its steps and the other tables' results."""
+
+    steps: list[ActiveStep]
+    alternatives: dict[str, WindowFamilies]
+    """Mapping version to the same window under that table, without steps."""
+
+
+class Alternative(Struct, frozen=True, forbid_unknown_fields=True):
+    """All windows of the run under another mapping table, without steps."""
+
+    mapping_version: str
+    mapping_sha256: Sha256
+    windows: list[WindowFamilies]
 
 
 class SmdFeature(Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,8 +197,8 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     mapping_version: str
     mapping_sha256: Sha256
     windows: list[Window]
-    alternatives: dict[str, list[MappingResult]]
-    """Mapping version to the same windows under it."""
+    alternatives: dict[str, Alternative]
+    """Mapping version to the same windows under it (the windows' own ``alternatives``, by table)."""
     breakdown_valid: bool | None
     """Every window passes the representativeness gate; null where it cannot be judged."""
     breakdown_reasons: list[str]
