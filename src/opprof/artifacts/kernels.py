@@ -198,7 +198,7 @@ class Kernels(Struct, frozen=True, forbid_unknown_fields=True):
     mapping_sha256: Sha256
     windows: list[Window]
     alternatives: dict[str, Alternative]
-    """Mapping version to the same windows under it (the windows' own ``alternatives``, by table)."""
+    """Mapping version to the same windows under it."""
     breakdown_valid: bool | None
     """Every window passes the representativeness gate; null where it cannot be judged."""
     breakdown_reasons: list[str]
