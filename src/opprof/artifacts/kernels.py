@@ -12,6 +12,22 @@ from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock, 
 
 SCHEMA = 1
 
+FAMILIES = (
+    "moe_router",
+    "collective",
+    "attention",
+    "moe_gemm",
+    "sampler",
+    "dense_gemm",
+    "norm_elementwise",
+    "kv_memory",
+    "other",
+)
+"""Operator families in the mapping's priority order; ``other`` takes what no rule matches."""
+
+OPAQUE = "graph_replay_opaque"
+"""Device time of a graph replay without visible child kernels; never a family of its kernels."""
+
 
 class FamilyTime(Struct, frozen=True, forbid_unknown_fields=True):
     """One operator family's kernels in the active steps."""

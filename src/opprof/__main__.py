@@ -1,0 +1,5 @@
+"""``python -m opprof``."""
+
+from opprof.cli import main
+
+main()

@@ -1,0 +1,79 @@
+"""The ``opprof`` command: a lazy root, so that one command never pays for another's imports.
+
+Exit codes (contract, section 7): 0 done; 1 a gate, check or the environment failed; 2 unusable
+arguments or input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from opprof._version import __version__
+from opprof.errors import OpprofError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "analyze": ("opprof.cli.analyze:analyze", "Analyse run directories: shares, waste, gates."),
+    "compare": ("opprof.cli.compare:compare", "Shares and ranking of several runs side by side."),
+    "report": ("opprof.cli.report:report", "Write one HTML report that opens offline."),
+    "mapping": ("opprof.cli.mapping:group", "Check and explain operator mapping tables."),
+    "protocol": ("opprof.cli.protocol:group", "Check and show a pre-registered protocol."),
+}
+"""Command name to (module:attribute, help line); the one list of what exists."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        # The help lists every command without importing any of them.
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 a gate or the environment failed, 2 unusable input, 130 stopped.",
+)
+@click.version_option(__version__, prog_name="opprof")
+def root() -> None:
+    """Pre-registered profiling of LLM serving: what limits the server, and does it generalise?"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; every known failure is one message and an exit code, no traceback."""
+    try:
+        code = root.main(args=arguments, prog_name="opprof", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        _leave(error.exit_code)
+    except OpprofError as error:
+        click.echo(f"opprof: error [{error.code}] {error}", err=True)
+        _leave(error.exit_code)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("opprof: interrupted; what was complete is kept", err=True)
+        _leave(130)
+    except BrokenPipeError:
+        # The reader of our output left: nothing to say, and no traceback at shutdown either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(1)
+    _leave(code if isinstance(code, int) else 0)
+
+
+def _leave(code: int) -> None:
+    raise SystemExit(code)

@@ -1,0 +1,38 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def protocol_option(function: F) -> F:
+    """Add ``--protocol``: a file, ``phase3`` (packaged, the default) or ``none``."""
+    return click.option(
+        "--protocol",
+        "protocol_source",
+        metavar="FILE|phase3|none",
+        default=None,
+        help="Protocol to bind (default: $OPPROF_PROTOCOL, else the packaged phase3). "
+        "With 'none', gates that need a threshold are not evaluable.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``: machine-readable output on standard output."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(
+        function
+    )
+
+
+def print_json(value: object) -> None:
+    """Print a Struct or plain value as indented JSON."""
+    data = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    sys.stdout.buffer.write(data + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,141 @@
+"""Reading a protocol: file to checked, hashed :class:`Protocol`.
+
+Precedence of the source: an explicit path, then ``$OPPROF_PROTOCOL``, then the packaged
+``phase3``. ``none`` binds no protocol: gates that need one are then ``not_evaluable``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from opprof.errors import InputError, SchemaError
+from opprof.files import read_bytes, sha256_bytes
+from opprof.protocol.model import Config, Pattern, ProtocolFile
+
+ENVIRONMENT_VARIABLE = "OPPROF_PROTOCOL"
+PACKAGED = "phase3"
+_LIMIT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol bound to the bytes it was read from."""
+
+    file: ProtocolFile
+    sha256: str
+    """SHA-256 of the file's bytes; stands in every artefact."""
+    source: str
+
+    def pattern(self, pattern_id: str) -> Pattern | None:
+        """Return the pattern's row, or None where the protocol does not name it."""
+        return next((row for row in self.file.patterns if row.id == pattern_id), None)
+
+    def config(self, config_id: str) -> Config | None:
+        """Return the configuration's row, or None where the protocol does not name it."""
+        return next((row for row in self.file.configs if row.id == config_id), None)
+
+
+def load_protocol(source: str | os.PathLike[str] | None = None) -> Protocol | None:
+    """Read the protocol named by ``source``, ``$OPPROF_PROTOCOL`` or the package; None for "none".
+
+    Raises:
+        InputError: the file cannot be read or is no TOML (with its line).
+        SchemaError: a key is missing, unknown or of the wrong type (with its key and line).
+    """
+    name = os.fspath(source) if source is not None else os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if name == "none":
+        return None
+    path = packaged_path() if name in ("", PACKAGED) else Path(name)
+    return parse_protocol(read_bytes(path, limit_bytes=_LIMIT_BYTES), source=str(path))
+
+
+def packaged_path() -> Path:
+    """Return the packaged protocol's path: inside the wheel, or a checkout's ``protocols/``."""
+    inside = Path(__file__).parent / "data" / f"{PACKAGED}.toml"
+    if inside.is_file():
+        return inside
+    return Path(__file__).parents[3] / "protocols" / f"{PACKAGED}.toml"
+
+
+def parse_protocol(data: bytes, *, source: str) -> Protocol:
+    """Decode and type-check the bytes of a protocol file.
+
+    Raises:
+        InputError: the bytes are no UTF-8 TOML.
+        SchemaError: a key is missing, unknown or of the wrong type.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("not UTF-8 text", path=source, offset=error.start) from error
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"not TOML: {error}", path=source, line=_toml_line(str(error))) from error
+    try:
+        file = msgspec.convert(tree, ProtocolFile)
+    except msgspec.ValidationError as error:
+        line = _key_line(text, str(error))
+        raise SchemaError(
+            f"does not fit the protocol schema: {error}", path=source, line=line
+        ) from (error)
+    return Protocol(file=file, sha256=sha256_bytes(data), source=source)
+
+
+def expand(template: str, variables: Mapping[str, str]) -> str:
+    """Replace ``${NAME}`` by the site's value.
+
+    Raises:
+        InputError: the template names a variable without a value.
+    """
+    try:
+        return string.Template(template).substitute(variables)
+    except KeyError as error:
+        name = error.args[0]
+        raise InputError(
+            f"no value for the variable ${{{name}}}; give it as {name}=VALUE"
+        ) from error
+    except ValueError as error:
+        raise InputError(f"bad variable in {template!r}: {error}") from error
+
+
+def _toml_line(message: str) -> int | None:
+    match = re.search(r"at line (\d+)", message)
+    return int(match.group(1)) if match else None
+
+
+def _key_line(text: str, message: str) -> int | None:
+    """Find the line of the key that msgspec's message names, where the path leads to one."""
+    unknown = re.search(r"unknown field `([^`]+)`", message)
+    path = re.search(r"`\$((?:\.[\w-]+|\[[^\]]*\])*)`", message)
+    keys = re.findall(r"\.([\w-]+)|\[(\d+)\]", path.group(1)) if path else []
+    names = [name or int(index) for name, index in keys]
+    if unknown:
+        names.append(unknown.group(1))
+    return _walk(text.splitlines(), names)
+
+
+def _walk(lines: list[str], names: list[str | int]) -> int | None:
+    """Follow tables and array indices down the file; return the last line that matched."""
+    at, found = 0, None
+    for position, name in enumerate(names):
+        if isinstance(name, int):
+            header = f"[[{names[position - 1]}]]" if position else ""
+            seen = [i for i, line in enumerate(lines) if line.strip() == header]
+            if name < len(seen):
+                at = found = seen[name]
+            continue
+        pattern = re.compile(rf"^\s*(?:\[+(?:\w+\.)*{re.escape(name)}\]+|{re.escape(name)}\s*=)")
+        for index in range(at, len(lines)):
+            if pattern.match(lines[index]):
+                at = found = index
+                break
+    return None if found is None else found + 1

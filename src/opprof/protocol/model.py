@@ -1,0 +1,385 @@
+"""The protocol file as frozen Structs: one class per table of ``protocols/*.toml``.
+
+Source: the Phase 3 protocol with its amendments. No field that decides anything has a default:
+a protocol that leaves a threshold out is refused, never completed from code.
+
+Format history
+    schema 1    first.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+SCHEMA = 1
+
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+CountInt = Annotated[int, Meta(ge=0)]
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every table: unknown keys are refused."""
+
+
+class Pinned(_Table, frozen=True):
+    """What the experiment is bound to; checked against the effective configuration."""
+
+    engine: str
+    engine_version: str
+    engine_commit: str
+    recorder: str
+    model: str
+    dtype: str
+    hardware: str
+    moe_backend_expected: str
+
+
+class Seeds(_Table, frozen=True):
+    """Raw seeds; every artefact that used one names it."""
+
+    workload: CountInt
+    execution_order: CountInt
+    statistics: CountInt
+
+
+class Pattern(_Table, frozen=True):
+    """One row of the pattern-cell table."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
+    cell: str
+    input: str
+    output: str
+    prefix: Literal["none", "high", "natural"]
+    arrival: Annotated[str, Meta(pattern=r"^(steady|burst:[1-9][0-9]*)$")]
+    drain_budget_s: Positive
+    warmup_rule: Literal["completions", "completions_or_stabilized"]
+    manifest: str
+    """Exact generator arguments, with ``${PRIVATE}`` for the site's folder."""
+
+
+class Workload(_Table, frozen=True):
+    """What every request of every manifest has in common."""
+
+    num_requests: PositiveInt
+    max_common_prefix_tokens: CountInt
+    temperature: NonNegative
+    ignore_eos: bool
+
+
+class PrivateSource(_Table, frozen=True):
+    """The private trace's identity and parity precheck ("Private real-trace anchor")."""
+
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: PositiveInt
+    rows: PositiveInt
+    selected_rows: PositiveInt
+    input_tokens_sum: PositiveInt
+    output_tokens_sum: PositiveInt
+    tokenizer_exact_min: Fraction
+    tokenizer_error_max_tokens: CountInt
+
+
+class Config(_Table, frozen=True):
+    """One server configuration with the values that must be effective."""
+
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    tensor_parallel_size: PositiveInt
+    max_num_seqs: PositiveInt
+    max_num_batched_tokens: PositiveInt
+    flags: list[str]
+    purpose: str
+
+
+class Server(_Table, frozen=True):
+    """The common server command and its fixed settings."""
+
+    chunked_prefill: bool
+    prefix_caching: bool
+    command: str
+
+
+class Cells(_Table, frozen=True):
+    """Which configurations each pattern runs under."""
+
+    baseline_config: str
+    sentinel_patterns: list[str]
+    sentinel_configs: list[str]
+    extra: list[tuple[str, str]]
+
+
+class Load(_Table, frozen=True):
+    """Load points (protocol, "Unit of analysis and load points")."""
+
+    saturation_max_concurrency: PositiveInt
+    moderate_rate_fraction: Annotated[float, Meta(gt=0, lt=1)]
+    primary_load_point: Literal["saturation", "moderate"]
+    primary_config: str
+
+
+class TimelinePlan(_Table, frozen=True):
+    """Phases of a measured run in seconds."""
+
+    warmup_s: NonNegative
+    clean_segment_s: Positive
+    clean_segments: PositiveInt
+    profile_windows: CountInt
+    recovery_s: NonNegative
+    profile_window_fallback_s: Positive
+
+    @property
+    def clean_s(self) -> float:
+        """Throughput-accounted seconds of one run."""
+        return self.clean_segment_s * self.clean_segments
+
+
+class Layer2(_Table, frozen=True):
+    """The profiler's frozen schedule and the join's margin."""
+
+    wait_iterations: CountInt
+    warmup_iterations: CountInt
+    active_iterations: PositiveInt
+    join_margin_min: Annotated[float, Meta(ge=1)]
+
+    @property
+    def active_steps(self) -> tuple[int, ...]:
+        """Expected ``ProfilerStep`` numbers (2..9 for wait 0, warm-up 2, active 8)."""
+        first = self.wait_iterations + self.warmup_iterations
+        return tuple(range(first, first + self.active_iterations))
+
+
+class Layer1(_Table, frozen=True):
+    """A-P3-5: flush interval and the tolerance reported apart."""
+
+    flush_interval_s: Positive
+    checkpoint_tolerance_ms: NonNegative
+
+
+class Gates(_Table, frozen=True):
+    """Validity gates of one run; units end the names."""
+
+    warmup_completions_min: CountInt
+    warmup_stabilized_completions_min: CountInt
+    warmup_stabilized_bin_steps_min: CountInt
+    warmup_stabilized_drift_max: NonNegative
+    prefix_none_hit_ratio_max: Fraction
+    offered_rate_error_max: NonNegative
+    client_lag_sustained_max_s: NonNegative
+    client_lag_sustained_window_s: Positive
+    client_cpu_share_max: Positive
+    client_loop_delay_p99_max_ms: Positive
+    recovery_tolerance: NonNegative
+    recovery_rolling_s: Positive
+    recovery_zero_median_waiting_max: CountInt
+    classifiable_min: Fraction
+    mode_active_steps_min: CountInt
+    drain_quarantine_share_max: Fraction
+    clean_failure_share_max: Fraction
+    drain_watchdog_s: Positive
+
+
+Feature = Literal[
+    "scheduled_tokens",
+    "prefill_fraction",
+    "decode_batch",
+    "share_FULL",
+    "share_PIECEWISE",
+    "share_NONE",
+]
+
+
+class RepresentativenessRule(_Table, frozen=True):
+    """How a profiler window is compared with its clean segment."""
+
+    smd_max: NonNegative
+    features: list[Feature]
+    pooled_sd: Literal["root_mean_variance"]
+    ddof: Literal[0, 1]
+    zero_token_steps: Literal["exclude"]
+    adjacent_segment: Literal["last_clean_before"]
+    null_draws: CountInt
+
+
+class MappingRule(_Table, frozen=True):
+    """Which mapping table decides and which are shown beside it."""
+
+    pinned: str
+    alternatives: list[str]
+    top_unmatched: PositiveInt
+
+
+class Ranking(_Table, frozen=True):
+    """Ranking and the gap part of the inversion rule, in share units (0..1)."""
+
+    tie_share: Fraction
+    inversion_gap_share: Fraction
+    families: list[str]
+    other_may_be_top: bool
+
+
+class WasteRule(_Table, frozen=True):
+    """Waste accounting."""
+
+    raggedness_cohorts: list[PositiveInt]
+    raggedness_primary: PositiveInt
+    interference_min_mixed_steps: CountInt
+    moe_scope_share_min: Fraction
+    moe_cv_ddof: Literal[0, 1]
+
+
+class Statistics(_Table, frozen=True):
+    """Resampling plans (protocol, "Statistical summaries")."""
+
+    block_s: Positive
+    bootstrap_resamples: PositiveInt
+    permutations: PositiveInt
+    alpha: Annotated[float, Meta(gt=0, lt=1)]
+    multiplicity: Literal["holm"]
+
+
+class H1b(_Table, frozen=True):
+    """Frozen contrasts and thresholds (protocol, "Decision rule")."""
+
+    irregular: list[str]
+    contrasts: list[tuple[str, str]]
+    efficiency_loss_min: Fraction
+    thresholds: dict[str, NonNegative]
+
+
+class Confirmations(_Table, frozen=True):
+    """Layer-1-only repeats, in their fixed order."""
+
+    patterns: list[str]
+    config: str
+    load_point: Literal["saturation", "moderate"]
+
+
+class Burnin(_Table, frozen=True):
+    """Unmeasured compile warm-up, one per configuration."""
+
+    pattern: str
+    seconds: Positive
+
+
+class Colocation(_Table, frozen=True):
+    """A-P3-1: the co-location validity check."""
+
+    pattern: str
+    config: str
+    backgrounds_eight: list[str]
+    backgrounds_four: list[str]
+    top_families: PositiveInt
+    throughput_error_max: NonNegative
+    share_error_max: NonNegative
+
+
+class Placement(_Table, frozen=True):
+    """A-P3-1: GPUs, disjoint CPU masks and NUMA nodes."""
+
+    gpus: PositiveInt
+    cpu_map: list[str]
+    numa_nodes: list[CountInt]
+
+
+class Budget(_Table, frozen=True):
+    """Costs and hard stops."""
+
+    startup_s: NonNegative
+    profile_window_s: NonNegative
+    shutdown_s: NonNegative
+    confirmation_s: Positive
+    gpu_hours_max: Positive
+    gpu_hours_used: NonNegative
+    gpu_hours_estimate: NonNegative
+    wall_hours_estimate: NonNegative
+    public_bytes_max: PositiveInt
+    private_bytes_max: PositiveInt
+    free_space_bytes_min: CountInt
+
+
+class Expected(_Table, frozen=True):
+    """The protocol's own arithmetic, recomputed by ``opprof protocol check``."""
+
+    patterns: CountInt
+    configs: CountInt
+    cells: CountInt
+    tp1_cells: CountInt
+    primary_runs: CountInt
+    confirmation_runs: CountInt
+    measured_runs: CountInt
+    burnins: CountInt
+    windows: CountInt
+    trace_files: CountInt
+    clean_s_per_run: NonNegative
+    primary_run_s: NonNegative
+
+
+class Amendment(_Table, frozen=True):
+    """A dated change; the key is id and title together, since one id occurs twice."""
+
+    id: str
+    title: str
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    changes: list[str]
+    summary: str
+
+
+class PartialMatrix(_Table, frozen=True):
+    """A-P3-7: what a frozen, incomplete matrix may support."""
+
+    measured_runs: CountInt
+    incomplete_cells: list[tuple[str, str]]
+    h1a_patterns: list[str]
+    not_evaluable_contrasts: list[tuple[str, str]]
+
+
+class OpenDecision(_Table, frozen=True):
+    """A decision that must be approved before a start."""
+
+    number: PositiveInt
+    blocking: bool
+    text: str
+    approved: str | None = None
+
+
+class ProtocolFile(_Table, frozen=True):
+    """The whole file."""
+
+    schema: Literal[1]
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    title: str
+    status: Literal["draft", "frozen"]
+    date: Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    variables: dict[str, str]
+    pinned: Pinned
+    seeds: Seeds
+    patterns: Annotated[list[Pattern], Meta(min_length=1)]
+    workload: Workload
+    configs: Annotated[list[Config], Meta(min_length=1)]
+    server: Server
+    cells: Cells
+    load: Load
+    timeline: TimelinePlan
+    layer2: Layer2
+    layer1: Layer1
+    gates: Gates
+    representativeness: RepresentativenessRule
+    mapping: MappingRule
+    ranking: Ranking
+    waste: WasteRule
+    statistics: Statistics
+    h1b: H1b
+    confirmations: Confirmations
+    burnin: Burnin
+    placement: Placement
+    budget: Budget
+    expected: Expected
+    amendments: list[Amendment]
+    open_decisions: list[OpenDecision]
+    colocation: Colocation | None = None
+    private_source: PrivateSource | None = None
+    partial_matrix: PartialMatrix | None = None
