@@ -1,1 +1,23 @@
 """Every file OpProf reads or writes, as frozen msgspec Structs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def catalogue() -> dict[str, Any]:
+    """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
+    from opprof.artifacts import composition, kernels, layer1, run, sanity, waste
+
+    return {
+        "timeline": run.Timeline,
+        "request-record": run.RequestRecord,
+        "result": run.Result,
+        "manifest-summary": run.ManifestSummary,
+        "layer1-line": layer1.Line,
+        "layer1-sidecar": layer1.Sidecar,
+        "layer1": composition.Layer1Summary,
+        "kernels": kernels.Kernels,
+        "waste": waste.Waste,
+        "sanity": sanity.Sanity,
+    }

@@ -6,6 +6,8 @@ All ratios are ratios of sums. Times are milliseconds or seconds where the name 
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock, Series
@@ -133,7 +135,7 @@ class Layer1Summary(Struct, frozen=True, forbid_unknown_fields=True):
     run: RunIdentity
     engine: str
     engine_version: str
-    engine_config: dict[str, object]
+    engine_config: dict[str, Any]
     accounting: StreamAccounting
     clean_union: Composition | None
     segments: list[Composition]

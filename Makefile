@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OUT ?= out
+
+.PHONY: help setup demo test lint types unit slow nightly bench lock schemas clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Create .venv with the pinned dependencies and the opprof command
+
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "OpProf needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(STAMP)
+
+demo: setup ## Analyse the bundled real H200 runs and write an HTML report
+	$(BIN)/python scripts/demo.py --out $(OUT)/demo
+
+test: setup lint types unit ## Lint, strict types and tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+slow: setup ## The end-to-end checks that .ci/run adds to `make test`
+	$(BIN)/python -m pytest -q -m slow
+
+bench: setup ## Speed and memory, as ratios against a floor in the same run
+	$(BIN)/python bench/trace_read.py
+	$(BIN)/python bench/layer1_read.py
+
+lock: ## Re-pin requirements.lock from pyproject.toml
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --extra dev --python-version 3.11 pyproject.toml -o requirements.lock
+
+schemas: setup ## Regenerate schemas/*.json from the Structs
+	$(BIN)/python scripts/export_schemas.py schemas
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
