@@ -215,3 +215,20 @@ def test_goldens_of_the_originals(name: str, tmp_path: Path) -> None:
             same_as_golden(name, analyse(run), tmp_path)
             return
     pytest.skip("no shared/h200-runs beside the repository")
+
+
+@pytest.mark.parametrize(
+    "host", [("P01-C00-saturation", "P03-C00-saturation", "P08-C00-saturation"), *zip(RUNS)]
+)
+def test_all_joins_of_one_host_imply_one_clock_offset(host: tuple[str, ...]) -> None:
+    """An annotation never starts before its submit, so the least difference is the clocks' offset.
+
+    It is no input of the join. A join shifted by one step would move it by a step (6 to 60 ms).
+    """
+    offsets = [
+        window["join"]["smallest_offset_ns"]
+        for name in host
+        for window in json.loads((EXPECTED / f"{name}.json").read_text(encoding="utf-8"))["windows"]
+    ]
+    assert len(offsets) >= 2
+    assert max(offsets) - min(offsets) < 1_000_000
