@@ -35,6 +35,10 @@ class StreamAccounting(Struct, frozen=True, forbid_unknown_fields=True):
     valid: bool
     reasons: list[str]
     """Each cause of invalidity with its own stable code, e.g. ``gap: ...``."""
+    tolerance_used_ms: float | None = None
+    """How much of the timestamp tolerance the checkpoint's age needed (A-P3-5: reported apart)."""
+    open_steps: int | None = None
+    """Steps submitted and not completed at the close, by footer or sidecar."""
 
 
 class Composition(Struct, frozen=True, forbid_unknown_fields=True):

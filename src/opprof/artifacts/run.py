@@ -86,6 +86,8 @@ class RequestRecord(Struct, frozen=True, forbid_unknown_fields=True):
     http_status: int | None
     error: str | None = None
     """A reason code without any text of the request or the answer."""
+    ended_mono_ns: MonoNs | None = None
+    """When the request ended without a whole answer; null when it completed or is still running."""
 
 
 class LengthSummary(Struct, frozen=True, forbid_unknown_fields=True):
