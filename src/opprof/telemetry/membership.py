@@ -1,9 +1,9 @@
 """Which steps belong to an interval: by where their span lies, borders counted apart.
 
 A step's span is ``[begin, complete)`` (see :mod:`opprof.telemetry.columns`). It belongs to an
-interval when the whole span lies inside; a span over a border belongs to none of the two sides. The
-clean union is judged on its own outer borders, so a step over the border between two contiguous clean
-segments belongs to the union and to neither segment.
+interval when the whole span lies inside; a span over a border belongs to none of the two sides.
+The clean union is judged on its own outer borders, so a step over the border between two contiguous
+clean segments belongs to the union and to neither segment.
 
 Source: contract, section 2, "Step duration".
 """
@@ -95,6 +95,9 @@ def _masks(columns: StepColumns, start_mono_ns: int, end_mono_ns: int) -> tuple[
     end = np.maximum(columns.begin_mono_ns, columns.complete_mono_ns)
     # ``begin < end_mono_ns`` decides for spans of zero length: the moment of the interval's end
     # is no longer part of it.
+    if start_mono_ns == end_mono_ns:
+        nothing = np.zeros(len(columns), np.bool_)
+        return nothing, nothing
     inside = (begin >= start_mono_ns) & (end <= end_mono_ns) & (begin < end_mono_ns)
     border = (begin < end_mono_ns) & (end > start_mono_ns) & ~inside
     return inside, border
