@@ -1,0 +1,1 @@
+"""Request manifests: planned, drawn, written and read (protocol, "Operational pattern axes")."""
