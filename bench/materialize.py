@@ -20,9 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from opprof.protocol import expand, load_protocol
-
 from opprof.files import sha256_file
+from opprof.protocol import expand, load_protocol
 
 QWEN_TOKENS = 151_643
 RUN = "from opprof.cli.materialize import materialize; materialize()"

@@ -7,12 +7,13 @@ from typing import Any
 
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
-    from opprof.artifacts import composition, kernels, layer1, run, sanity, waste
+    from opprof.artifacts import composition, kernels, layer1, manifest, run, sanity, waste
 
     return {
         "timeline": run.Timeline,
         "request-record": run.RequestRecord,
         "result": run.Result,
+        "manifest-line": manifest.ManifestLine,
         "manifest-summary": run.ManifestSummary,
         "layer1-line": layer1.Line,
         "layer1-sidecar": layer1.Sidecar,

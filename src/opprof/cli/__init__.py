@@ -20,6 +20,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("opprof.cli.compare:compare", "Shares and ranking of several runs side by side."),
     "report": ("opprof.cli.report:report", "Write one HTML report that opens offline."),
     "mapping": ("opprof.cli.mapping:group", "Check and explain operator mapping tables."),
+    "materialize": (
+        "opprof.cli.materialize:materialize",
+        "Write a token-exact synthetic request manifest.",
+    ),
+    "materialize-private": (
+        "opprof.cli.materialize:materialize_private",
+        "Write a private manifest of real prompts.",
+    ),
     "protocol": ("opprof.cli.protocol:group", "Check and show a pre-registered protocol."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""

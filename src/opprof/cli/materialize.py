@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from opprof._version import __version__
+from opprof.cli.options import protocol_option
 from opprof.errors import InputError
 
 if TYPE_CHECKING:
-    from opprof.protocol import Protocol
-
     from opprof.artifacts.run import ManifestSummary
+    from opprof.protocol import Protocol
 
 TOKENIZER_VARIABLE = "OPPROF_TOKENIZER"
 
@@ -23,11 +24,6 @@ _tokenizer_option = click.option(
     envvar=TOKENIZER_VARIABLE,
     metavar="DIR",
     help=f"Folder with tokenizer.json of the pinned model (or ${TOKENIZER_VARIABLE}).",
-)
-_protocol_option = click.option(
-    "--protocol",
-    metavar="FILE",
-    help="Protocol with the limits that apply (default: $OPPROF_PROTOCOL, then phase3).",
 )
 _out_option = click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Manifest to write (JSONL)."
@@ -55,22 +51,22 @@ _arrival_option = click.option("--arrival", required=True, help="steady or burst
 @click.option("--num-requests", type=int, required=True, help="Lines of the manifest.")
 @click.option("--workload-seed", "seed", type=int, required=True, help="Seed of default_rng.")
 @_tokenizer_option
-@_protocol_option
+@protocol_option
 @_out_option
-def materialize(tokenizer: Path | None, protocol: str | None, out: Path, **flags: Any) -> None:
+def materialize(
+    out: Path, tokenizer: Path | None, protocol_source: str | None, **flags: Any
+) -> None:
     """Write a token-exact synthetic manifest, its index and its manifest.sha256."""
     from opprof.workload.materialize import materialize_synthetic
     from opprof.workload.parameters import build_spec
     from opprof.workload.tokenizer import load_vocabulary
 
     started = time.monotonic()
-    bound = _protocol(protocol)
+    bound = _protocol(protocol_source)
     limit = bound.file.workload.max_common_prefix_tokens
     spec = build_spec(max_common_prefix_tokens=limit, **flags)
     vocabulary = load_vocabulary(_tokenizer(tokenizer))
-    summary = materialize_synthetic(
-        spec, vocabulary, out, provenance={"protocol_sha256": bound.sha256}
-    )
+    summary = materialize_synthetic(spec, vocabulary, out, provenance=_provenance(bound))
     _report(summary, out, time.monotonic() - started)
 
 
@@ -91,11 +87,11 @@ def materialize(tokenizer: Path | None, protocol: str | None, out: Path, **flags
 @click.option("--expect-sha256", metavar="HEX", help="Refuse a source with another hash.")
 @click.option("--expect-rows", type=int, metavar="N", help="Refuse a source with other rows.")
 @_tokenizer_option
-@_protocol_option
+@protocol_option
 @_out_option
 def materialize_private(
     tokenizer: Path | None,
-    protocol: str | None,
+    protocol_source: str | None,
     source: Path,
     out: Path,
     preserve_prompts: bool,
@@ -113,8 +109,10 @@ def materialize_private(
             "--preserve-prompts and --disable-shuffle are required: a private manifest neither"
             " rewrites prompts nor reorders them"
         )
-    bound = _protocol(protocol)
+    bound = _protocol(protocol_source)
     limits = bound.file.private_source
+    if limits is None:
+        raise InputError(f"the protocol {bound.file.id} has no [private_source] with its limits")
     spec = PrivateSpec(
         tokenizer_exact_min=limits.tokenizer_exact_min,
         tokenizer_error_max_tokens=limits.tokenizer_error_max_tokens,
@@ -131,7 +129,7 @@ def materialize_private(
         count,
         vocabulary.sha256,
         out,
-        provenance={"protocol_sha256": bound.sha256},
+        provenance=_provenance(bound),
     )
     _report(summary, out, time.monotonic() - started)
 
@@ -143,6 +141,10 @@ def _protocol(source: str | None) -> Protocol:
     if protocol is None:
         raise InputError("a manifest needs a protocol, for its limits are there; none is bound")
     return protocol
+
+
+def _provenance(protocol: Protocol) -> dict[str, Any]:
+    return {"protocol_sha256": protocol.sha256, "opprof_version": __version__}
 
 
 def _tokenizer(location: Path | None) -> Path:

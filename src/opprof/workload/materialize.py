@@ -99,7 +99,7 @@ def _fill(
             prompts = [opening[p] + body + b"]" for p, body in zip(pools, texts, strict=True)]
         outputs = [spec.output_tokens] * (last - first)
         writer.append(prompts, plan.input_tokens[first:last].tolist(), outputs)
-    _refuse_shared(first_ids, spec, what="request")
+    _refuse_shared(first_ids, spec, what="requests")
 
 
 def _openings(spec: ManifestSpec, plan: Plan, text: TokenText, stream: RawStream) -> list[bytes]:
@@ -108,7 +108,7 @@ def _openings(spec: ManifestSpec, plan: Plan, text: TokenText, stream: RawStream
         return []
     lengths = np.full(spec.input.prefixes, spec.input.prefix_tokens, dtype=np.int64)
     texts, first_ids = text.requests(stream, plan.pool_start, lengths)
-    _refuse_shared(first_ids, spec, what="shared prefix")
+    _refuse_shared(first_ids, spec, what="shared prefixes")
     return [b"[" + body + b"," for body in texts]
 
 
@@ -117,11 +117,11 @@ def _refuse_shared(first_ids: NDArray[np.int64], spec: ManifestSpec, *, what: st
     if pair is None:
         return
     names = [
-        f"{spec.pattern}-{index:06d}" if what == "request" else f"number {index}" for index in pair
+        f"{spec.pattern}-{index:06d}" if what == "requests" else f"number {index}" for index in pair
     ]
-    stretch = "suffixes" if what == "request" and spec.prefix == "high" else "prompts"
+    stretch = "suffixes" if what == "requests" and spec.prefix == "high" else "prompts"
     raise InputError(
-        f"{what}s {names[0]} and {names[1]} share more than {spec.max_common_prefix_tokens}"
+        f"{what} {names[0]} and {names[1]} share more than {spec.max_common_prefix_tokens}"
         f" leading tokens, or are equal: the vocabulary or the {stretch} are too small for"
         f" {spec.num_requests} unique ones"
     )

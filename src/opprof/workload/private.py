@@ -224,6 +224,8 @@ def _decode_row(line: bytes, source: Path, number: int) -> _SourceRow:
     except msgspec.DecodeError as error:
         cut = "" if line.endswith(b"\n") else "the line is cut short: "
         raise InputError(f"{cut}{error}", path=source, line=number) from None
+    except RecursionError:
+        raise InputError("nested too deeply", path=source, line=number) from None
     if not 0 <= row.sampling_u <= 1:
         raise InputError("sampling_u is outside 0 … 1", path=source, line=number)
     first = bytes(row.prompt).lstrip()[:1]

@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 from array import array
+from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -126,15 +127,18 @@ def open_manifest(path: Path, *, verify: bool) -> Manifest:
         InputError: no such file, a manifest changed since its hash, a cut or contradictory line.
         SchemaError: a line or the summary does not fit its schema.
     """
+    if not path.is_file():
+        reason = "is no regular file" if path.exists() else "file not found"
+        raise InputError(reason, path=path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror or error}", path=path) from error
-    try:
-        return _open(path, descriptor, verify)
-    except BaseException:
-        os.close(descriptor)
-        raise
+    with ExitStack() as on_failure:
+        on_failure.callback(os.close, descriptor)
+        manifest = _open(path, descriptor, verify)
+        on_failure.pop_all()
+    return manifest
 
 
 def read_summary(manifest: Path) -> ManifestSummary | None:
@@ -149,7 +153,7 @@ def read_summary(manifest: Path) -> ManifestSummary | None:
     data = read_bytes(path, limit_bytes=_SUMMARY_LIMIT_BYTES)
     try:
         return msgspec.json.decode(data, type=ManifestSummary)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SchemaError(f"no manifest summary: {error}", path=path) from error
 
 
@@ -204,7 +208,7 @@ def _read_index(path: Path, sha256: str) -> ManifestIndex | None:
         return None
     try:
         index = msgspec.msgpack.decode(body, type=ManifestIndex)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return index if index.manifest_sha256 == sha256 else None
 

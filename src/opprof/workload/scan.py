@@ -118,6 +118,8 @@ def _decode(raw: bytes, path: Path, number: int) -> ManifestLineRaw:
     except msgspec.DecodeError as error:
         cut = "" if raw.endswith(b"\n") else "the line is cut short: "
         raise InputError(f"{cut}{error}", path=path, line=number) from None
+    except RecursionError:
+        raise InputError("nested too deeply", path=path, line=number) from None
 
 
 def _prompt(line: ManifestLineRaw, path: Path, number: int) -> bytes:

@@ -70,7 +70,7 @@ def load_vocabulary(location: Path) -> Vocabulary:
     data = read_bytes(path, limit_bytes=_LIMIT_BYTES)
     try:
         tokenizer = msgspec.json.decode(data, type=_TokenizerFile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise SchemaError(f"not a tokenizer.json: {error}", path=path) from error
     ordinary = _ordinary_ids(tokenizer)
     if not 1 <= len(ordinary) <= MAX_SPAN or ordinary[0] < 0 or ordinary[-1] > MAX_TOKEN_ID:
