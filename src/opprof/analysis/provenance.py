@@ -1,0 +1,60 @@
+"""Hashes of inputs and of this package's own sources (invariant F3)."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from opprof._version import __version__
+from opprof.analysis.inputs import RunInputs
+from opprof.artifacts.common import Provenance, RunIdentity
+from opprof.files import sha256_file
+from opprof.protocol import Protocol
+
+_SOURCE_SUFFIXES = frozenset({".py", ".toml", ".html", ".js", ".css"})
+
+
+@cache
+def code_sha256() -> str:
+    """Return the SHA-256 over name and content of the package's sources, sorted by name."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(p for p in package.rglob("*") if p.suffix in _SOURCE_SUFFIXES):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def identity(inputs: RunInputs) -> RunIdentity:
+    """Name the run from its timeline and result, never from its folder."""
+    timeline, result = inputs.timeline, inputs.result
+    return RunIdentity(
+        name=timeline.run_name,
+        pattern=timeline.pattern,
+        config=timeline.config,
+        load_point=timeline.load_point,
+        role=timeline.role,
+        time_scale=timeline.time_scale,
+        simulated=timeline.simulated,
+        drain_quarantined=None if result is None else result.drain_quarantined,
+    )
+
+
+def provenance(
+    inputs: RunInputs,
+    protocol: Protocol | None,
+    mapping_version: str | None,
+    mapping_sha256: str | None,
+) -> Provenance:
+    """Hash every input of the run and name what judged it."""
+    return Provenance(
+        inputs={name: sha256_file(path) for name, path in inputs.files().items()},
+        protocol_id=None if protocol is None else protocol.file.id,
+        protocol_sha256=None if protocol is None else protocol.sha256,
+        mapping_version=mapping_version,
+        mapping_sha256=mapping_sha256,
+        code_version=__version__,
+        code_sha256=code_sha256(),
+    )
