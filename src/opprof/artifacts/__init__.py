@@ -7,7 +7,7 @@ from typing import Any
 
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
-    from opprof.artifacts import composition, kernels, layer1, manifest, run, sanity, waste
+    from opprof.artifacts import composition, engine, kernels, layer1, manifest, run, sanity, waste
 
     return {
         "timeline": run.Timeline,
@@ -17,6 +17,8 @@ def catalogue() -> dict[str, Any]:
         "manifest-summary": run.ManifestSummary,
         "layer1-line": layer1.Line,
         "layer1-sidecar": layer1.Sidecar,
+        "engine-config": engine.EngineReport,
+        "profiler-event": engine.ProfilerEvent,
         "layer1": composition.Layer1Summary,
         "kernels": kernels.Kernels,
         "waste": waste.Waste,

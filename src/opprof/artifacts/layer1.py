@@ -100,6 +100,9 @@ class Step(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", ta
     """Preempted requests that this step resumed."""
     recomputed_tokens: Count = 0
     """Scheduled tokens that had been computed before a preemption."""
+    profiled: bool = False
+    """True when the step's span touches a profiler window (before the start call to after the stop
+    call): such steps are slowed by profiling, or by the trace being saved."""
 
 
 class Footer(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="footer"):
@@ -115,6 +118,8 @@ class Footer(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", 
     """Why the recording ended early; null at a clean close."""
     open_steps: Count = 0
     """Steps submitted and not completed when the stream was closed."""
+    pauses: Count = 0
+    """Times that recording was switched off at run time; steps meanwhile are not in the stream."""
 
 
 Line = Header | Step | Footer
@@ -135,3 +140,4 @@ class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
     """CLOCK_MONOTONIC at the same moment as ``wall_time_ns``: ties the two clocks."""
     reason: str | None = None
     open_steps: Count = 0
+    pauses: Count = 0

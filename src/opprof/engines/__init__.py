@@ -1,0 +1,1 @@
+"""Layer-1 producers: the recorder that every engine shares, and the plugin for vLLM."""
