@@ -1,0 +1,1 @@
+"""From one run directory to ``analysis/{layer1,kernels,waste,sanity}.json``."""

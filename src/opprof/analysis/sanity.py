@@ -1,0 +1,243 @@
+"""The data sanity block: numeric families with their counts and bounds, and red flags.
+
+A red flag says that data contradict themselves; it is reported first and stops what would build on
+them. Source: protocol, "Data sanity block contract".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opprof.artifacts.common import SanityBlock, SanityFamily
+from opprof.artifacts.composition import Composition, EndToEnd, StreamAccounting
+from opprof.telemetry.columns import NULL_COUNT, StepColumns
+from opprof.telemetry.requests import ABSENT, RequestColumns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from opprof.telemetry.columns import Bool, Int64
+
+_STEP_FAMILIES = {
+    "step_duration_ns": ("duration_ns", "ns"),
+    "step_latency_ns": ("latency_ns", "ns"),
+    "scheduled_requests": ("scheduled_requests", "requests"),
+    "prefill_tokens": ("prefill_tokens", "tokens"),
+    "decode_tokens": ("decode_tokens", "tokens"),
+    "prefill_requests": ("prefill_requests", "requests"),
+    "decode_requests": ("decode_requests", "requests"),
+    "context_len_sum": ("context_len_sum", "tokens"),
+    "context_len_max": ("context_len_max", "tokens"),
+    "waiting": ("waiting", "requests"),
+    "running": ("running", "requests"),
+    "deferred": ("deferred", "requests"),
+    "preemptions": ("preemptions", "requests"),
+    "kv_usage": ("kv_usage", "ratio"),
+    "unpadded_tokens": ("unpadded_tokens", "tokens"),
+    "bucket_tokens": ("bucket_tokens", "tokens"),
+}
+"""Family to column and unit."""
+
+
+def family(
+    name: str,
+    values: NDArray[Any] | Sequence[float | int | None],
+    *,
+    unit: str = "",
+    signed: bool = False,
+    expected_constant: bool = False,
+    missing: Bool | None = None,
+) -> SanityFamily:
+    """Summarise one numeric family.
+
+    ``values`` are numbers with null (or, in an array, the mask ``missing``) where there is none.
+    ``finite`` counts the rest without NaN and infinities, which count neither as finite nor as
+    missing; minimum, maximum and distinct values are over the finite ones.
+    """
+    import numpy as np
+
+    if isinstance(values, np.ndarray):
+        known = values if missing is None else values[~missing]
+        finite = known[np.isfinite(known)]
+        low, high = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
+        distinct = len(np.unique(finite))
+        absent = len(values) - len(known)
+    else:
+        present = [value for value in values if value is not None]
+        numbers = [value for value in present if math.isfinite(value)]
+        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
+        distinct = len(set(numbers))
+        absent = len(values) - len(present)
+        finite = np.asarray(numbers)
+    return SanityFamily(
+        name=name,
+        n=len(values),
+        finite=len(finite),
+        missing=absent,
+        min=low,
+        max=high,
+        distinct=distinct,
+        unit=unit,
+        signed=signed,
+        expected_constant=expected_constant,
+    )
+
+
+def block(families: Iterable[SanityFamily], red_flags: Iterable[str]) -> SanityBlock:
+    """Join families and red flags, with the flags that the families raise by themselves first."""
+    listed = list(families)
+    return SanityBlock(listed, [*family_flags(listed), *red_flags])
+
+
+def family_flags(families: Iterable[SanityFamily]) -> list[str]:
+    """Red flags of the families: non-finite numbers, negative counters, ratios outside [0, 1]."""
+    flags = []
+    for found in families:
+        broken = found.n - found.finite - found.missing
+        if broken:
+            flags.append(f"non_finite: {found.name}: {broken} of {found.n} are NaN or infinite")
+        if found.min is None or found.max is None:
+            continue
+        if found.min < 0 and not found.signed:
+            flags.append(f"negative: {found.name} goes down to {found.min} {found.unit}".rstrip())
+        if found.unit == "ratio" and not found.signed and found.max > 1:
+            flags.append(f"ratio_out_of_bounds: {found.name} goes up to {found.max}")
+    return flags
+
+
+def step_families(columns: StepColumns, rows: Int64, *, prefix: str = "") -> list[SanityFamily]:
+    """The families of step records among ``rows`` (int64[n]), prefix counters included."""
+    found = [
+        family(prefix + name, getattr(columns, column)[rows], unit=unit)
+        for name, (column, unit) in _STEP_FAMILIES.items()
+    ]
+    for name in ("prefix_queries", "prefix_hits"):
+        values = getattr(columns, name)[rows]
+        found.append(family(prefix + name, values, unit="tokens", missing=values == NULL_COUNT))
+    return found
+
+
+def step_flags(columns: StepColumns, capture_sizes: Sequence[int]) -> list[str]:
+    """Contradictions inside step records of the whole stream."""
+    import numpy as np
+
+    chunk_sums = np.zeros(len(columns) + 1, np.int64)
+    totals = np.concatenate(([0], np.cumsum(columns.chunks.values)))
+    chunk_sums = totals[columns.chunks.offsets]
+    hits_known = (columns.prefix_hits != NULL_COUNT) & (columns.prefix_queries != NULL_COUNT)
+    graphed = columns.hit & (columns.bucket_tokens > 0)
+    largest = max(capture_sizes, default=0)
+    checks: dict[str, tuple[Bool, str]] = {
+        "negative_duration": (
+            columns.duration_ns < 0,
+            "complete before an earlier step completed or before their submission",
+        ),
+        "complete_before_submit": (columns.latency_ns < 0, "complete before they were submitted"),
+        "bucket_below_unpadded": (
+            graphed & (columns.bucket_tokens < columns.unpadded_tokens),
+            "have a bucket below their unpadded tokens",
+        ),
+        "bucket_over_capture": (
+            graphed & (columns.bucket_tokens > largest) if largest else np.zeros_like(graphed),
+            "hit a bucket over the largest captured size",
+        ),
+        "chunk_sum": (
+            np.diff(chunk_sums) != columns.prefill_tokens,
+            "have prefill chunks that do not sum to their prefill tokens",
+        ),
+        "request_sum": (
+            columns.prefill_requests + columns.decode_requests != columns.scheduled_requests,
+            "have prefill and decode requests that do not sum to their scheduled requests",
+        ),
+        "hits_over_queries": (
+            hits_known & (columns.prefix_hits > columns.prefix_queries),
+            "hit more prefix tokens than they queried",
+        ),
+    }
+    flags = []
+    for code, (mask, text) in checks.items():
+        if mask.any():
+            first = int(columns.step[int(np.argmax(mask))])
+            flags.append(f"{code}: {int(mask.sum())} steps {text}; the first is step {first}")
+    return flags
+
+
+def accounting_flags(accounting: StreamAccounting) -> list[str]:
+    """Missing footers, drops and discontinuous steps are red flags under their own codes."""
+    return [f"layer1_{reason}" for reason in accounting.reasons]
+
+
+def request_families(requests: RequestColumns, *, prefix: str = "") -> list[SanityFamily]:
+    """The families of request records: times between events, token counts, status."""
+    import numpy as np
+
+    def between(name: str, later: Int64, earlier: Int64) -> SanityFamily:
+        unknown = (later == ABSENT) | (earlier == ABSENT)
+        return family(prefix + name, later - earlier, unit="ns", missing=np.asarray(unknown))
+
+    counts = [
+        family(
+            prefix + name,
+            getattr(requests, name),
+            unit=unit,
+            missing=np.asarray(getattr(requests, name) == ABSENT),
+            expected_constant=constant,
+        )
+        for name, unit, constant in (
+            ("prompt_tokens", "tokens", False),
+            ("requested_output_tokens", "tokens", True),
+            ("output_tokens", "tokens", True),
+            ("http_status", "status", True),
+        )
+    ]
+    return [
+        between("client_lag_ns", requests.admitted_mono_ns, requests.scheduled_mono_ns),
+        between("ttft_ns", requests.first_token_mono_ns, requests.admitted_mono_ns),
+        between("latency_ns", requests.completed_mono_ns, requests.admitted_mono_ns),
+        *counts,
+    ]
+
+
+def request_flags(requests: RequestColumns) -> list[str]:
+    """Contradictions inside request records."""
+    flags = [f"requests_{reason}" for reason in requests.reasons()]
+    disorder = requests.disorder()
+    if disorder:
+        flags.append(f"request_disorder: {disorder} requests have times that go backwards")
+    return flags
+
+
+def composition_families(found: Composition) -> list[SanityFamily]:
+    """Ratios and totals of one composition, named by its kind and index."""
+    name = f"{found.kind}{found.index}."
+    return [
+        family(name + "mode_shares", list(found.mode_shares.values()), unit="ratio"),
+        family(name + "mode_time_shares", list(found.mode_time_shares.values()), unit="ratio"),
+        family(name + "prefix_hit_ratio", [found.prefix_hit_ratio], unit="ratio"),
+        family(name + "e_token_per_ms", [found.e_token_per_ms], unit="tokens/ms"),
+        family(
+            name + "step_counts",
+            [found.steps, found.steps_no_model, found.steps_border, found.steps_invalid_graph],
+            unit="steps",
+        ),
+    ]
+
+
+def end_to_end_families(found: EndToEnd) -> list[SanityFamily]:
+    """Rates and counts of one end-to-end summary, named by its kind and index."""
+    name = f"{found.kind}{found.index}."
+    return [
+        family(
+            name + "rates_rps",
+            [found.completed_rps, found.admitted_rps, found.scheduled_rps],
+            unit="requests/s",
+        ),
+        family(
+            name + "tokens_per_s",
+            [found.input_tokens_per_s, found.output_tokens_per_s, found.total_tokens_per_s],
+            unit="tokens/s",
+        ),
+        family(name + "request_counts", [found.completed, found.failed], unit="requests"),
+    ]
