@@ -1,4 +1,4 @@
-"""Gates over profiler windows: count, ranks, integrity, join, classifiability, representativeness."""
+"""Gates over profiler windows: count, ranks, integrity, join, classes, representativeness."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rank_completeness(
         surplus = sorted(set(ranks) - set(expected))
         repeated = len(ranks) - len(set(ranks))
         numbers: dict[str, Value] = {
-            "ranks": sorted(ranks),
+            "ranks": [*sorted(ranks)],
             "expected": tensor_parallel_size,
             "repeated": repeated,
         }
@@ -129,8 +129,8 @@ def mode_segment_steps(
 ) -> Gate:
     """Every required graph mode has enough active steps over the load point's windows.
 
-    ``active_steps``: mode to active steps over the windows of one rank; ``required``: modes that the
-    analysis needs apart (the protocol names none).
+    ``active_steps``: mode to active steps over the windows of one rank; ``required``: modes that
+    the analysis needs apart (the protocol names none).
     """
     name = "mode_segment_steps"
     numbers: dict[str, Value] = dict(active_steps)

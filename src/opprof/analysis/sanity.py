@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from opprof.analysis.waste import WasteRatios
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.artifacts.composition import Composition, EndToEnd, StreamAccounting
 from opprof.telemetry.columns import NULL_COUNT, StepColumns
@@ -240,4 +241,40 @@ def end_to_end_families(found: EndToEnd) -> list[SanityFamily]:
             unit="tokens/s",
         ),
         family(name + "request_counts", [found.completed, found.failed], unit="requests"),
+    ]
+
+
+def waste_families(found: WasteRatios, *, prefix: str = "") -> list[SanityFamily]:
+    """Waste ratios (each within [0, 1]), the unbounded quotients and the counts behind them."""
+    counts = found.counts
+    bounded = {
+        "padding_fraction": found.padding_fraction,
+        "graph_miss_rate": found.graph_miss_rate,
+        "eligible_miss_rate": found.eligible_miss_rate,
+        "overflow_rate": found.overflow_rate,
+        "bucket_slack": found.bucket_slack,
+    }
+    padded = [found.padded_tokens_per_useful_token, found.padded_tokens_per_scheduled_token]
+    return [
+        *(family(prefix + name, [value], unit="ratio") for name, value in bounded.items()),
+        family(prefix + "padded_tokens_per_token", padded, unit="tokens/token"),
+        family(prefix + "E_token_per_ms", [found.e_token_per_ms], unit="tokens/ms"),
+        family(
+            prefix + "step_counts",
+            [
+                counts.executed_steps,
+                counts.hit_steps,
+                counts.miss_steps,
+                counts.eligible_miss_steps,
+                counts.overflow_steps,
+                counts.invalid_graph_steps,
+            ],
+            unit="steps",
+        ),
+        family(
+            prefix + "token_counts",
+            [counts.bucket_tokens, counts.unpadded_tokens, counts.padded_tokens],
+            unit="tokens",
+        ),
+        family(prefix + "step_duration_ns", [counts.step_duration_ns], unit="ns"),
     ]
