@@ -7,7 +7,17 @@ from typing import Any
 
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
-    from opprof.artifacts import composition, engine, kernels, layer1, manifest, run, sanity, waste
+    from opprof.artifacts import (
+        comparison,
+        composition,
+        engine,
+        kernels,
+        layer1,
+        manifest,
+        run,
+        sanity,
+        waste,
+    )
 
     return {
         "timeline": run.Timeline,
@@ -23,4 +33,5 @@ def catalogue() -> dict[str, Any]:
         "kernels": kernels.Kernels,
         "waste": waste.Waste,
         "sanity": sanity.Sanity,
+        "comparison": comparison.Comparison,
     }
