@@ -49,7 +49,7 @@ def family(name: str, scopes: tuple[str, ...], version: str) -> str:
     #    or attention KV/cache reshape kernels
     if has(r"flash|fmha|paged_attention|unified_attention|reshape_and_cache", name):
         return "attention"
-    if in_attention(scopes) and has(r"cutlass", name):
+    if in_attention(scopes) and has(r"cutlass|gemm", name):  # rule 6 is "outside attention scopes"
         return "attention"
     # 4: fused_moe, moe.*gemm, nvjet, or CUTLASS/Triton GEMM whose parent scope is FusedMoE/MoE
     if has(r"fused_moe|moe.*gemm", name):
