@@ -95,22 +95,25 @@ class Recorder:
                 pass_fds=(self._ring.descriptor, theirs.fileno()),
                 start_new_session=True,
             )
-            theirs.close()
             settings = Settings(str(self.path), self._header, self._ring.capacity, os.getpid())
+            theirs.close()
             ours.settimeout(START_TIMEOUT_S)
             ours.sendall(msgspec.json.encode(settings) + b"\n")
             answer = ours.recv(4096).decode("utf-8", "replace").strip()
         except OSError as error:
+            theirs.close()
             self._abort_start(ours)
             raise EnvironmentFailure(f"no writer process: {error}", path=self.path) from error
         if answer != "ok":
             self._abort_start(ours)
             raise EnvironmentFailure(f"no stream: {answer or 'the writer died'}", path=self.path)
+        self._ring.close_descriptor()
         self._connection = ours
         self._ended = False
 
     def _abort_start(self, ours: socket.socket) -> None:
         ours.close()
+        self._ring.close_descriptor()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

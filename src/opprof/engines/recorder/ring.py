@@ -124,4 +124,10 @@ class Ring:
         self.data.release()
         self._view.release()
         self.memory.close()
-        os.close(self.descriptor)
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor and keep the mapping: the other side has its own by then."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
