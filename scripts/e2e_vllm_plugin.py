@@ -2,19 +2,16 @@
 
 usage: python scripts/e2e_vllm_plugin.py --env FOLDER [--only NAME ...] [--keep DIR]
 
-``FOLDER`` comes from ``scripts/vllm_cpu_env.sh``. Each scenario starts its own tiny server; the last
-line is ``N passed, M failed``. What is on disk is read here with the standard library alone, so that
-a fault of the product's own readers cannot hide one of its writers.
+``FOLDER`` comes from ``scripts/vllm_cpu_env.sh``. Each scenario starts its own tiny server; the
+last line is ``N passed, M failed``.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -25,16 +22,20 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from opprof_disk_checks import (
+    check_accounting,
+    check_steps,
+    check_windows,
+    profiler_events,
+    steps_of,
+)
 from vllm_cpu_server import CHECKOUT, Server, plugin_path
-
-EXECUTE = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)$")
-FLUSH_NS = 1_000_000_000
-TOLERANCE_NS = 100_000_000
 
 
 class Load:
@@ -80,126 +81,11 @@ class Load:
             thread.join(120)
 
 
-def steps_of(server: Server, index: int = 0) -> list[dict[str, Any]]:
-    """Return the step lines of a stream; every line must decode."""
-    data = (server.opprof_dir / f"engine-{index}.jsonl").read_bytes()
-    assert data.endswith(b"\n"), "the stream ends in a partial line"
-    return [line for line in map(json.loads, data.splitlines()) if line["type"] == "step"]
-
-
-def check_accounting(server: Server, *, final: bool, signal_wall_ns: int | None = None) -> int:
-    """Assert A-P3-5 on what is on disk; return the number of steps."""
-    stream = server.opprof_dir / "engine-0.jsonl"
-    side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
-    data = stream.read_bytes()
-    assert data.endswith(b"\n"), "the stream ends in a partial line"
-    lines = [json.loads(line) for line in data.splitlines()]
-    assert lines[0]["type"] == "header"
-    steps = [line for line in lines if line["type"] == "step"]
-    footers = [line for line in lines if line["type"] == "footer"]
-    assert side["written_records"] == len(steps), (side, len(steps))
-    assert side["encoded_records"] == side["written_records"] + side["dropped_records"]
-    assert side["dropped_records"] == 0, side
-    assert side["last_step_index"] == (steps[-1]["step"] if steps else -1)
-    assert [step["step"] for step in steps] == list(range(len(steps))), "steps are not contiguous"
-    assert side["final"] is final, side
-    assert len(footers) == int(final), footers
-    if final:
-        assert lines[-1]["type"] == "footer"
-        for name in ("encoded_records", "written_records", "dropped_records", "last_step_index"):
-            assert footers[0][name] == side[name]
-        assert side["open_steps"] == 0, side
-    if signal_wall_ns is not None:
-        age_ns = signal_wall_ns - side["wall_time_ns"]
-        assert age_ns <= FLUSH_NS + TOLERANCE_NS, f"checkpoint is {age_ns / 1e9:.3f} s old"
-    return len(steps)
-
-
-def check_steps(steps: list[dict[str, Any]]) -> None:
-    """Assert what holds of every step line."""
-    for step in steps:
-        assert step["submit_mono_ns"] < step["complete_mono_ns"]
-        assert sum(step["prefill_chunks"]) == step["prefill_tokens"]
-        assert len(step["prefill_chunks"]) == step["prefill_requests"]
-        assert sum(step["context_len_hist"].values()) == step["scheduled_requests"]
-        tokens = step["prefill_tokens"] + step["decode_tokens"]
-        assert step["model_executed"] is (tokens > 0)
-        assert (step["graph"] is None) is (tokens == 0), step
-        if step["graph"] is not None:
-            assert step["graph"]["unpadded_tokens"] == tokens
-
-
 def run_window(server: Server, active_s: float = 1.0) -> None:
     """One profiler window under load."""
     assert server.post("/start_profile") == 200
     time.sleep(active_s)
     assert server.post("/stop_profile") == 200
-
-
-def annotations(path: Path) -> list[dict[str, Any]]:
-    """Return the CPU-side annotations of a trace, by time."""
-    raw = path.read_bytes()
-    text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    events = json.loads(text)["traceEvents"]
-    found = [event for event in events if event.get("cat") == "user_annotation"]
-    return sorted(found, key=lambda event: float(event["ts"]))
-
-
-def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
-    """Whether one event lies within another on the clock."""
-    start, end = float(outer["ts"]), float(outer["ts"]) + float(outer["dur"])
-    return start <= float(inner["ts"]) and float(inner["ts"]) + float(inner["dur"]) <= end + 0.002
-
-
-def join_trace(path: Path, steps: list[dict[str, Any]]) -> list[int]:
-    """Assert that all eight active steps join to Layer 1; return their step indices."""
-    events = annotations(path)
-    profiler = [event for event in events if event["name"].startswith("ProfilerStep#")]
-    assert [event["name"] for event in profiler] == [f"ProfilerStep#{n}" for n in range(2, 10)]
-    executes = [event for event in events if EXECUTE.match(event["name"])]
-    marks = [event for event in events if event["name"].startswith("opprof_step_")]
-    assert len(executes) == len(marks) == 8, (len(executes), len(marks))
-    joined = []
-    for span, execute, mark in zip(profiler, executes, marks, strict=True):
-        assert inside(execute, span), (execute, span)
-        assert inside(mark, execute), (mark, execute)
-        index = int(mark["name"].rpartition("_")[2])
-        step = steps[index]
-        match = EXECUTE.match(execute["name"])
-        assert match is not None
-        seen = tuple(map(int, match.groups()))
-        assert seen == (
-            step["prefill_requests"],
-            step["prefill_tokens"],
-            step["decode_requests"],
-            step["decode_tokens"],
-        ), (seen, step)
-        assert step["profiled"], step
-        joined.append(index)
-    assert joined == list(range(joined[0], joined[0] + 8)), joined
-    return joined
-
-
-def profiler_events(server: Server) -> list[dict[str, Any]]:
-    """Return the lines of the profiler's event file."""
-    text = (server.opprof_dir / "engine-0.profiler.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def check_windows(server: Server, count: int, ranks: int) -> None:
-    """Assert that each of ``count`` windows left ``ranks`` traces that join fully."""
-    steps = steps_of(server)
-    stops = [event for event in profiler_events(server) if event["event"] == "stop"]
-    good = [event for event in stops if event["fault"] is None]
-    assert len(good) == count, stops
-    seen: list[int] = []
-    for event in good:
-        assert len(event["traces"]) == event["expected_ranks"] == ranks, event
-        joins = [join_trace(server.trace_dir / name, steps) for name in event["traces"]]
-        assert all(join == joins[0] for join in joins), "ranks join to different steps"
-        assert not seen or joins[0][0] > seen[-1]
-        seen = joins[0]
-    assert not steps[0]["profiled"]
 
 
 def scenario_windows_and_drain(env: Path, run: Path) -> str:
@@ -222,13 +108,13 @@ def scenario_windows_and_drain(env: Path, run: Path) -> str:
             assert server.process is not None
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(60) == 0
-    count = check_accounting(server, final=True)
-    steps = steps_of(server)
+    count = check_accounting(server.opprof_dir, final=True)
+    steps = steps_of(server.opprof_dir)
     check_steps(steps)
-    check_windows(server, 3, 1)
+    check_windows(server.opprof_dir, server.trace_dir, 3, 1)
     side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
     assert side["pauses"] == 1
-    faults = [event["fault"] for event in profiler_events(server) if event["fault"]]
+    faults = [event["fault"] for event in profiler_events(server.opprof_dir) if event["fault"]]
     assert faults[0] == "stopped without a start"
     assert faults[1].startswith("no trace was written")
     config = json.loads((server.opprof_dir / "engine-config.json").read_text())
@@ -248,9 +134,9 @@ def scenario_kill_engine(env: Path, run: Path) -> str:
         signal_ns = time.time_ns()
         os.kill(server.engine_pid(), signal.SIGKILL)
         time.sleep(1.5)
-        count = check_accounting(server, final=False, signal_wall_ns=signal_ns)
+        count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
         server.kill()
-    steps = steps_of(server)
+    steps = steps_of(server.opprof_dir)
     age_ms = (signal_ns - _wall(server, steps[-1]["complete_mono_ns"])) / 1e6
     side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
     assert side["reason"] == "the engine process is gone", side
@@ -269,12 +155,12 @@ def scenario_kill_parent(env: Path, run: Path) -> str:
         server.process.kill()
         server.process.wait()
         time.sleep(0.3)
-        check_accounting(server, final=False, signal_wall_ns=signal_ns)
+        check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
     os.kill(engine, signal.SIGTERM)
     deadline = time.monotonic() + 60
     while Path(f"/proc/{engine}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return f"{check_accounting(server, final=True)} steps, clean footer of the orphan"
+    return f"{check_accounting(server.opprof_dir, final=True)} steps, clean footer of the orphan"
 
 
 def scenario_kill_everything(env: Path, run: Path) -> str:
@@ -285,7 +171,7 @@ def scenario_kill_everything(env: Path, run: Path) -> str:
         time.sleep(3.7)
         signal_ns = time.time_ns()
         server.kill()
-    count = check_accounting(server, final=False, signal_wall_ns=signal_ns)
+    count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
     assert count > 100
     return f"{count} steps in the last checkpoint"
 
@@ -298,10 +184,10 @@ def scenario_tensor_parallel(env: Path, run: Path) -> str:
         time.sleep(2)
         for _ in range(3):
             run_window(server, 1.5)
-    count = check_accounting(server, final=True)
-    steps = steps_of(server)
+    count = check_accounting(server.opprof_dir, final=True)
+    steps = steps_of(server.opprof_dir)
     check_steps(steps)
-    check_windows(server, 3, 2)
+    check_windows(server.opprof_dir, server.trace_dir, 3, 2)
     assert [path.name for path in server.opprof_dir.glob("engine-*.jsonl")].count(
         "engine-0.jsonl"
     ) == 1
@@ -333,14 +219,15 @@ def scenario_async_preemption(env: Path, run: Path) -> str:
             run_window(server)
         time.sleep(1)
         assert load.failed == 0
-    count = check_accounting(server, final=True)
-    steps = steps_of(server)
+    count = check_accounting(server.opprof_dir, final=True)
+    steps = steps_of(server.opprof_dir)
     check_steps(steps)
-    check_windows(server, 3, 1)
+    check_windows(server.opprof_dir, server.trace_dir, 3, 1)
     config = json.loads((server.opprof_dir / "engine-config.json").read_text())
     assert config["batches_in_flight"] == 2, config
-    pairs = zip(steps, steps[1:], strict=False)
-    overlapping = sum(later["submit_mono_ns"] < first["complete_mono_ns"] for first, later in pairs)
+    overlapping = sum(
+        later["submit_mono_ns"] < earlier["complete_mono_ns"] for earlier, later in pairwise(steps)
+    )
     assert overlapping > count // 2, (overlapping, count)
     preempted = sum(step["preemptions"] for step in steps)
     resumed = sum(step["resumed_requests"] for step in steps)
@@ -374,7 +261,7 @@ def _abort_one(server: Server) -> None:
 
 
 def scenario_unwritable(env: Path, run: Path) -> str:
-    """A folder that cannot be made: the engine serves, and the log says that nothing is recorded."""
+    """A folder that cannot be made: the engine serves, and the log says so."""
     run.mkdir(parents=True, exist_ok=True)
     (run / "opprof").write_text("a file where the folder should be")
     server = Server(env, run, flags=["--enforce-eager"])
@@ -391,19 +278,18 @@ def scenario_full_disk(env: Path, run: Path) -> str:
         if not mounted:
             return "skipped: no permission to mount a small disk"
         server = Server(env, run, flags=["--enforce-eager"])
-        with server:
-            with Load(server, 8) as load:
-                deadline = time.monotonic() + 60
-                side: dict[str, Any] = {}
-                while time.monotonic() < deadline and not side.get("reason"):
-                    time.sleep(0.2)
-                    with suppress(OSError, ValueError):
-                        side = json.loads((folder / "engine-0.jsonl.footer.json").read_text())
-                assert "No space left" in side.get("reason", ""), side
-                before = load.done
-                time.sleep(1.5)
-                assert load.done > before, "the engine must serve on"
-                assert load.failed == 0
+        with server, Load(server, 8) as load:
+            deadline = time.monotonic() + 60
+            side: dict[str, Any] = {}
+            while time.monotonic() < deadline and not side.get("reason"):
+                time.sleep(0.2)
+                with suppress(OSError, ValueError):
+                    side = json.loads((folder / "engine-0.jsonl.footer.json").read_text())
+            assert "No space left" in side.get("reason", ""), side
+            before = load.done
+            time.sleep(1.5)
+            assert load.done > before, "the engine must serve on"
+            assert load.failed == 0
         stream = (folder / "engine-0.jsonl").read_bytes()
         assert stream.endswith(b"\n")
         steps = [line for line in map(json.loads, stream.splitlines()) if line["type"] == "step"]
@@ -430,7 +316,7 @@ def small_disk(folder: Path, size: int) -> Iterator[bool]:
 
 
 def scenario_refusal(env: Path, run: Path) -> str:
-    """A vLLM that differs from the tested one is refused before the model loads, with what differs."""
+    """A vLLM that differs is refused before the model loads, with what differs."""
     copy = run / "changed" / "opprof"
     shutil.copytree(CHECKOUT / "src" / "opprof", copy)
     table = copy / "engines" / "vllm" / "tested.json"
@@ -461,7 +347,7 @@ def scenario_refusal(env: Path, run: Path) -> str:
     )
     with allowed:
         assert allowed.complete([300, 301], 4) == 200
-    check_accounting(allowed, final=True)
+    check_accounting(allowed.opprof_dir, final=True)
     header = json.loads((allowed.opprof_dir / "engine-0.jsonl").read_text().splitlines()[0])
     assert any("Scheduler.schedule differs" in line for line in header["untested"]), header
     return "refused with what differs; allowed and marked"

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "opprof.cli.materialize:materialize_private",
         "Write a private manifest of real prompts.",
     ),
+    "doctor": ("opprof.cli.doctor:doctor", "Show whether the vLLM plugin fits this machine."),
     "protocol": ("opprof.cli.protocol:group", "Check and show a pre-registered protocol."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
