@@ -20,6 +20,7 @@ MonoNs = Annotated[int, Meta(ge=0)]
 
 IntervalKind = Literal["warmup", "clean", "profile", "recovery", "drain"]
 LoadPoint = Literal["saturation", "moderate"]
+RunState = Literal["running", "complete", "interrupted", "failed"]
 Role = Literal["primary", "confirmation", "burnin", "colocation"]
 
 
@@ -56,6 +57,10 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     simulated: bool = False
     profile_window_source: str | None = None
     """How a profile window's end was found: ``layer1`` (step count) or ``fixed`` (seconds)."""
+    state: RunState | None = None
+    """Where the run stands; null in timelines of other producers. A run that was killed says
+    ``running`` and has no ``result.json``."""
+    state_reason: str | None = None
 
     @property
     def cell(self) -> str:

@@ -180,6 +180,7 @@ class Gates(_Table, frozen=True):
     drain_quarantine_share_max: Fraction
     clean_failure_share_max: Fraction
     drain_watchdog_s: Positive
+    profile_window_watchdog_s: Positive
 
 
 Feature = Literal[

@@ -1,0 +1,1 @@
+"""The fixed-duration load client: protocol timeline, exact schedules, verified requests."""

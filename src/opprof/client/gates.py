@@ -1,0 +1,313 @@
+"""The client's own validity gates; every threshold comes from the protocol's ``[gates]`` table.
+
+A gate whose input is absent is ``not_evaluable``, which is neither pass nor fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from opprof.artifacts.common import Gate, Outcome, Value
+from opprof.client.facts import RunFacts
+from opprof.client.journal import COUNT_ERRORS
+from opprof.client.recovery import recovery_gate
+from opprof.client.schedule import NS_PER_S, seconds_to_ns
+from opprof.client.summary import admitted_in, completed_in, quantile
+from opprof.client.warmup import warmup_gate
+from opprof.protocol.model import Gates
+
+
+def run_gates(facts: RunFacts, gates: Gates, *, warmup_rule: str) -> list[Gate]:
+    """Judge a run; the order is the order of the timeline."""
+    return [
+        _ended_as_planned(facts),
+        _warmup(facts, gates, warmup_rule),
+        _clean_requests(facts),
+        _token_counts(facts),
+        _concurrency_cap(facts),
+        _offered_rate(facts, gates),
+        _client_lag(facts, gates),
+        _client_cpu(facts, gates),
+        _client_loop_delay(facts, gates),
+        *_profile_windows(facts),
+        *_recoveries(facts, gates),
+        _drain(facts),
+    ]
+
+
+def failed_reasons(gates: list[Gate]) -> list[str]:
+    """Return one line for every failed gate."""
+    return [
+        f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
+        for gate in gates
+        if gate.outcome == "fail"
+    ]
+
+
+def _ended_as_planned(facts: RunFacts) -> Gate:
+    reason = facts.ending.abort_reason
+    return Gate(
+        name="timeline",
+        outcome="pass" if reason is None else "fail",
+        reason=reason or "every phase ran to its planned end",
+        numbers={"requests": len(facts.records)},
+        meaning="The run stopped before its planned end.",
+        action="Remove the cause and repeat the run in a new folder.",
+    )
+
+
+def _warmup(facts: RunFacts, gates: Gates, rule: str) -> Gate:
+    start_ns, end_ns = facts.t0_ns, facts.plan.clean_start_ns(facts.t0_ns)
+    done = len(completed_in(facts.records, start_ns, end_ns))
+    return warmup_gate(done, start_ns, end_ns, rule=rule, gates=gates, stream=facts.stream)
+
+
+def _clean_requests(facts: RunFacts) -> Gate:
+    meaning = "A request of a clean segment did not get the whole answer that it asked for."
+    clean = facts.clean
+    if clean is None:
+        return _absent("clean_requests", "the run has no clean segment", meaning)
+    start_ns, end_ns = clean
+    inside = [f for f in facts.failures if f.admitted_ns < end_ns and f.ended_ns >= start_ns]
+    done = len(completed_in(facts.records, start_ns, end_ns))
+    codes = _codes(failure.code for failure in inside)
+    if inside:
+        outcome, reason = _fail(f"{len(inside)} requests failed: {codes}")
+    elif done == 0:
+        outcome, reason = _fail("no request completed in the clean interval")
+    else:
+        outcome, reason = "pass", f"{done} completed, none failed"
+    outside = Counter(failure.code for failure in facts.failures)
+    outside.subtract(failure.code for failure in inside)
+    return Gate(
+        name="clean_requests",
+        outcome=outcome,
+        reason=reason,
+        numbers={
+            "completed": done,
+            "failed": len(inside),
+            "codes": codes,
+            "failed_outside": len(facts.failures) - len(inside),
+            "codes_outside": _codes(outside.elements()),
+        },
+        meaning=meaning,
+        action="Look at the server's log at the failed requests' times (requests.jsonl).",
+    )
+
+
+def _token_counts(facts: RunFacts) -> Gate:
+    wrong = [failure.code for failure in facts.failures if failure.code in COUNT_ERRORS]
+    reason = f"{len(wrong)} answers: {_codes(wrong)}" if wrong else "all as the manifest says"
+    return Gate(
+        name="token_counts",
+        outcome="fail" if wrong else "pass",
+        reason=reason,
+        numbers={"checked": len(facts.records), "wrong": len(wrong)},
+        meaning="Input or output tokens by the server's usage differ from the manifest.",
+        action="Check that the server runs the manifest's tokenizer and honours ignore_eos.",
+    )
+
+
+def _concurrency_cap(facts: RunFacts) -> Gate:
+    cap = facts.plan.load.max_concurrency
+    over = facts.outstanding_max > cap
+    return Gate(
+        name="concurrency_cap",
+        outcome="fail" if over else "pass",
+        reason=f"at most {facts.outstanding_max} outstanding, {cap} allowed",
+        numbers={"outstanding_max": facts.outstanding_max, "cap": cap},
+        meaning="More requests were outstanding than the protocol allows.",
+        action="Report this as a defect of the client.",
+    )
+
+
+def _offered_rate(facts: RunFacts, gates: Gates) -> Gate:
+    meaning = "Requests were not admitted at the rate that the load point stands for."
+    rate, clean = facts.plan.load.rate_rps, facts.clean
+    if rate is None or clean is None:
+        text = "the closed loop has no rate" if rate is None else "the run has no clean segment"
+        return _absent("offered_rate", text, meaning)
+    start_ns, end_ns = clean
+    offered = len(admitted_in(facts.records, start_ns, end_ns)) * NS_PER_S / (end_ns - start_ns)
+    error = offered / rate - 1
+    return Gate(
+        name="offered_rate",
+        outcome="pass" if abs(error) <= gates.offered_rate_error_max else "fail",
+        reason=f"{offered:.4f} requests/s offered, {rate:.4f} wanted ({error:+.2%})",
+        numbers={
+            "offered_rps": offered,
+            "rate_rps": rate,
+            "error": error,
+            "error_max": gates.offered_rate_error_max,
+            "never_admitted": facts.unsent,
+        },
+        meaning=meaning,
+        action="If the cap was reached, the server could not carry the rate; else see client_lag.",
+    )
+
+
+def _client_lag(facts: RunFacts, gates: Gates) -> Gate:
+    """The smallest lag of some stretch of the pinned length exceeds the limit: sustained."""
+    meaning = "Requests left late for so long that latencies describe the client's queue."
+    clean = facts.clean
+    if clean is None:
+        return _absent("client_lag", "the run has no clean segment", meaning)
+    limit_ns = seconds_to_ns(gates.client_lag_sustained_max_s)
+    stretch_ns = seconds_to_ns(gates.client_lag_sustained_window_s)
+    longest_ns, late_since_ns, worst_ns = 0, None, 0
+    sent = sorted(
+        admitted_in(facts.records, *clean), key=lambda record: record.admitted_mono_ns or 0
+    )
+    for record in sent:
+        admitted_ns = record.admitted_mono_ns or 0
+        lag_ns = admitted_ns - record.scheduled_mono_ns
+        worst_ns = max(worst_ns, lag_ns)
+        if lag_ns <= limit_ns:
+            late_since_ns = None
+            continue
+        if late_since_ns is None:
+            late_since_ns = record.scheduled_mono_ns + limit_ns
+        longest_ns = max(longest_ns, admitted_ns - late_since_ns)
+    outcome: Outcome = "fail" if longest_ns >= stretch_ns else "pass"
+    return Gate(
+        name="client_lag",
+        outcome=outcome,
+        reason=f"lag above {limit_ns / NS_PER_S:g} s for at most {longest_ns / NS_PER_S:.3f} s",
+        numbers={
+            "lag_max_ms": worst_ns / 1e6,
+            "limit_s": gates.client_lag_sustained_max_s,
+            "sustained_s": longest_ns / NS_PER_S,
+            "sustained_window_s": gates.client_lag_sustained_window_s,
+        },
+        meaning=meaning,
+        action="Give the client a core of its own, or lower the rate.",
+    )
+
+
+def _client_cpu(facts: RunFacts, gates: Gates) -> Gate:
+    meaning = "The client itself may have bound the result: its one core was busy."
+    share = facts.health.cpu_share if facts.health else None
+    if share is None:
+        return _absent("client_cpu", "the client's processor time was not measured", meaning)
+    limit = gates.client_cpu_share_max
+    return Gate(
+        name="client_cpu",
+        outcome="pass" if share <= limit else "fail",
+        reason=f"{share:.0%} of a core in the clean interval, at most {limit:.0%}",
+        numbers={"cpu_share": share, "cpu_share_max": limit},
+        meaning=meaning,
+        action="Give the client a core of its own; the latencies are not the server's.",
+    )
+
+
+def _client_loop_delay(facts: RunFacts, gates: Gates) -> Gate:
+    meaning = "The client itself may have bound the result: its event loop was late."
+    delays = sorted(facts.health.loop_delays_ms) if facts.health else []
+    if not delays:
+        return _absent("client_loop_delay", "the event loop's delay was not measured", meaning)
+    p99, limit = quantile(delays, 0.99), gates.client_loop_delay_p99_max_ms
+    return Gate(
+        name="client_loop_delay",
+        outcome="pass" if p99 <= limit else "fail",
+        reason=f"event loop late by {p99:.2f} ms at p99, at most {limit:g} ms",
+        numbers={"p99_ms": p99, "p99_max_ms": limit, "max_ms": delays[-1], "samples": len(delays)},
+        meaning=meaning,
+        action="Give the client a core of its own; other work on it delays arrivals.",
+    )
+
+
+def _profile_windows(facts: RunFacts) -> list[Gate]:
+    result = []
+    for index in range(facts.plan.windows.count):
+        record = next((w for w in facts.windows if w.index == index), None)
+        start = None if record is None or record.start is None else record.start.status
+        stop = None if record is None or record.stop is None else record.stop.status
+        over = record is not None and record.iterations_over_ns is not None
+        good = start == 200 and stop == 200 and over
+        numbers: dict[str, Value] = {
+            "start_status": start,
+            "stop_status": stop,
+            "steps_seen": None if record is None else record.steps,
+            "steps_wanted": facts.plan.windows.steps,
+            "source": facts.window_source,
+        }
+        reason = "both calls answered 200 and the iterations were over"
+        if not good:
+            reason = f"start {start}, stop {stop}, iterations {'over' if over else 'not over'}"
+        result.append(
+            Gate(
+                name="profile_window",
+                outcome="pass" if good else "fail",
+                reason=reason,
+                numbers=numbers,
+                scope=f"window{index}",
+                meaning="The profile window has no complete trace.",
+                action="Start the server with the protocol's --profiler-config.",
+            )
+        )
+    return result
+
+
+def _recoveries(facts: RunFacts, gates: Gates) -> list[Gate]:
+    clean = facts.kind("clean")
+    if not clean:
+        return []
+    segment = (clean[-1].start_mono_ns, clean[-1].end_mono_ns)
+    times = sorted(
+        record.completed_mono_ns
+        for record in facts.records
+        if record.error is None and record.completed_mono_ns is not None
+    )
+    rolling_ns = round(seconds_to_ns(gates.recovery_rolling_s) * facts.plan.time_scale)
+    return [
+        recovery_gate(
+            interval.index,
+            (interval.start_mono_ns, interval.end_mono_ns),
+            segment,
+            completions_ns=times,
+            stream=facts.stream,
+            gates=gates,
+            rolling_ns=rolling_ns,
+        )
+        for interval in facts.kind("recovery")
+    ]
+
+
+def _drain(facts: RunFacts) -> Gate:
+    """A-P3-5, drain quarantine: over budget is flagged and stays usable; a hang is a failure."""
+    drain, budget = facts.kind("drain"), facts.plan.drain
+    seconds = (drain[-1].end_mono_ns - drain[-1].start_mono_ns) / NS_PER_S if drain else None
+    if facts.ending.drain_given_up:
+        outcome, reason = _fail("requests were still running at the watchdog")
+    elif facts.ending.drain_over_budget:
+        outcome, reason = "pass", "drain-quarantined: over budget, then complete"
+    else:
+        outcome, reason = "pass", "within budget"
+    return Gate(
+        name="drain",
+        outcome=outcome,
+        reason=reason,
+        numbers={
+            "drain_s": seconds,
+            "budget_s": budget.budget_ns / NS_PER_S,
+            "requested_s": budget.requested_ns / NS_PER_S,
+            "watchdog_s": budget.watchdog_ns / NS_PER_S,
+            "quarantined": facts.ending.drain_over_budget,
+        },
+        meaning="Outstanding requests did not end after admission had stopped.",
+        action="Look for a hang in the server's log.",
+    )
+
+
+def _absent(name: str, reason: str, meaning: str) -> Gate:
+    return Gate(name=name, outcome="not_evaluable", reason=reason, meaning=meaning)
+
+
+def _fail(reason: str) -> tuple[Outcome, str]:
+    return "fail", reason
+
+
+def _codes(codes: Iterable[str]) -> str:
+    counts = Counter(codes)
+    return ", ".join(f"{code} x{count}" for code, count in sorted(counts.items()) if count)
