@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import cache
-from pathlib import Path
-
 from opprof._version import __version__
 from opprof.analysis.inputs import RunInputs
 from opprof.artifacts.common import Provenance, RunIdentity
+from opprof.code_hash import code_sha256
 from opprof.files import sha256_file
 from opprof.protocol import Protocol
-
-_SOURCE_SUFFIXES = frozenset({".py", ".toml", ".html", ".js", ".css"})
-
-
-@cache
-def code_sha256() -> str:
-    """Return the SHA-256 over name and content of the package's sources, sorted by name."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in _SOURCE_SUFFIXES):
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()} {len(data)}\n".encode())
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def identity(inputs: RunInputs) -> RunIdentity:

@@ -8,6 +8,7 @@ from typing import Any
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
     from opprof.artifacts import (
+        client,
         comparison,
         composition,
         engine,
@@ -23,6 +24,7 @@ def catalogue() -> dict[str, Any]:
         "timeline": run.Timeline,
         "request-record": run.RequestRecord,
         "result": run.Result,
+        "segment-result": client.SegmentResult,
         "manifest-line": manifest.ManifestLine,
         "manifest-summary": run.ManifestSummary,
         "layer1-line": layer1.Line,

@@ -16,6 +16,7 @@ from opprof._version import __version__
 from opprof.errors import OpprofError
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("opprof.cli.run:run", "Run one load point against a server."),
     "analyze": ("opprof.cli.analyze:analyze", "Analyse run directories: shares, waste, gates."),
     "compare": ("opprof.cli.compare:compare", "Shares and ranking of several runs side by side."),
     "report": ("opprof.cli.report:report", "Write one HTML report that opens offline."),

@@ -106,7 +106,10 @@ class Admission:
 
     def ended(self, flight: Flight, outcome: Outcome) -> None:
         """A request has ended: free its slot, admit the next, report it."""
-        self.outstanding.discard(flight)
+        if flight not in self.outstanding:
+            # The run has ended and recorded the flight already.
+            return
+        self.outstanding.remove(flight)
         if not self.stopped:
             if self._load.rate_rps is None:
                 self._admit(outcome.ended_ns)

@@ -58,6 +58,8 @@ def _ended_as_planned(facts: RunFacts) -> Gate:
 
 
 def _warmup(facts: RunFacts, gates: Gates, rule: str) -> Gate:
+    if facts.plan.role == "burnin":
+        return _absent("warmup", "a burn-in is not measured", "")
     start_ns, end_ns = facts.t0_ns, facts.plan.clean_start_ns(facts.t0_ns)
     done = len(completed_in(facts.records, start_ns, end_ns))
     return warmup_gate(done, start_ns, end_ns, rule=rule, gates=gates, stream=facts.stream)

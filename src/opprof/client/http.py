@@ -11,6 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
+from typing import cast
 
 from opprof.client.endpoint import Endpoint, RequestEncoder
 from opprof.client.ports import Clock, ControlReply, Outcome, Prepared, RequestSpec
@@ -58,8 +59,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,6 +156,7 @@ class HttpTransport:
         self._open: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._connecting = 0
+        self._closed = False
         self.resent = 0
         """Requests sent a second time since the first connection had been closed while idle."""
         self.connected_late = 0
@@ -194,6 +196,8 @@ class HttpTransport:
 
     def resend(self, request: Prepared, done: Done) -> None:
         """Send again what a stale connection swallowed."""
+        if self._closed:
+            return
         self.resent += 1
         self._start(self._open_and_send(request, done, resent=True))
 
@@ -209,6 +213,7 @@ class HttpTransport:
 
     def close(self) -> None:
         """Close everything; requests in flight end as cut streams."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         for connection in list(self._open):

@@ -99,6 +99,7 @@ class Journal:
                 outcome.output_tokens,
                 outcome.http_status,
                 code,
+                None if whole else outcome.ended_ns,
             )
         )
         if code is None:

@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -76,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True):
     step_ns: int = 0
     slots: int = 1024
     model: str = "mock"
+    token_text: str = " the"
     profile_delay_s: float = 0.0
     profile: bool = True
     keep_alive_s: float = 5.0
@@ -132,7 +133,7 @@ class MockServer:
             "created": 1,
             "model": settings.model,
         }
-        choice = {"index": 0, "text": " the", "logprobs": None, "finish_reason": None}
+        choice = {"index": 0, "text": settings.token_text, "logprobs": None, "finish_reason": None}
         self._base = base
         self._token = _chunk(_event({**base, "choices": [choice], "usage": None}))
         last = {**choice, "finish_reason": "length"}
@@ -306,8 +307,8 @@ class _Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
@@ -417,6 +418,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="0: as fast as the loop turns")
     parser.add_argument("--slots", type=int, default=1024, help="requests that run at once")
     parser.add_argument("--model", default="mock")
+    parser.add_argument("--token-text", default=" the", help="text of every token")
     parser.add_argument("--profile-delay-ms", type=float, default=0.0)
     parser.add_argument("--no-profile", action="store_true", help="404 on the profile endpoints")
     parser.add_argument("--keep-alive-s", type=float, default=5.0)
@@ -428,6 +430,7 @@ def main(arguments: list[str] | None = None) -> None:
         step_ns=round(options.step_ms * 1e6),
         slots=options.slots,
         model=options.model,
+        token_text=options.token_text,
         profile_delay_s=options.profile_delay_ms / 1e3,
         profile=not options.no_profile,
         keep_alive_s=options.keep_alive_s,

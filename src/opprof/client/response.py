@@ -9,6 +9,8 @@ never guessed from its bytes. Generated text is never decoded, kept beyond the t
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 _HEAD_MAX = 65_536
@@ -37,7 +39,7 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, Any] | str | None = None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode

@@ -94,6 +94,7 @@ class Session:
             self.journal.never_ended(flight, code)
             assert flight.admitted_ns is not None
             self.journal.failures.append(Failure(flight.admitted_ns, end_ns, code))
+        self.admission.outstanding.clear()
         self.on_finished()
 
 

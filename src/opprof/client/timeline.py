@@ -198,8 +198,7 @@ class TimelineMachine:
     # ------------------------------------------------------------------ drain
 
     def _stop_admission(self, border_ns: int) -> None:
-        if self.progress.kind is not None and border_ns > self.progress.start_ns:
-            self._leave(border_ns)
+        self._leave(border_ns)
         self._state.draining = True
         drain = self._plan.drain
         self._enter("drain", 0, border_ns, border_ns + drain.budget_ns)
@@ -261,13 +260,13 @@ class TimelineMachine:
             )
         else:
             self.intervals.append(Interval(phase.kind, phase.index, phase.start_ns, end_ns))
+        self.progress = Progress(start_ns=end_ns)
 
     def _finish(self, end_ns: int) -> None:
         self._state.finished = True
         self._cancel_timers()
         self.ending.end_ns = end_ns
         self._leave(max(end_ns, self.progress.start_ns))
-        self.progress = Progress()
         self._admission.stopped = True
         self.on_finished()
 
