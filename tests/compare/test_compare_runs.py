@@ -160,14 +160,16 @@ def test_tables_that_disagree_say_so_in_plain_sentences() -> None:
     )
     assert comparison.mapping_version == "v2"
     assert comparison.alternatives["v1"].mapping_sha256 == HASHES["v1"]
-    assert comparison.disagreements[:3] == [
+    assert comparison.disagreements == [
         "P03-C00-moderate window 0 rank 0: the top family is attention (50.0 %) under v2,"
         " moe_gemm (50.0 %) under v1.",
         "P03-C00-moderate window 1 rank 0: the top family is attention (30.0 %) under v2,"
         " moe_gemm (50.0 %) under v1.",
-        "P03-C00-moderate: neither attention nor moe_gemm leads by 5 points in every window"
-        " (attention by +20.0, +3.0) under v2; moe_gemm leads attention by at least 5 points in"
-        " every window (+20.0, +20.0) under v1.",
+        "P03-C00-moderate: only under v1 moe_gemm leads by at least 5 points in every window:"
+        " attention by 20.0, 20.0 (-20.0, -3.0 under v2);"
+        " dense_gemm by 50.0, 50.0 (30.0, 4.0 under v2).",
+        "P03-C00-moderate: only under v1 norm_elementwise leads by at least 5 points in every"
+        " window: dense_gemm by 20.0, 20.0 (20.0, -3.0 under v2).",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 from opprof.artifacts.comparison import ComparisonRule, Inversion, TableComparison, WindowRanking
 from opprof.compare.inversions import leads_everywhere, ranked_families
@@ -17,7 +16,7 @@ def disagreements(
     other_runs: Sequence[RunShares],
     rule: ComparisonRule | None,
 ) -> list[str]:
-    """Return one sentence for each run, family pair or comparison on which two tables disagree.
+    """Return plain sentences wherever two tables disagree on a window, a gap or an inversion.
 
     The runs are the same ones in the same order. A gap disagrees when one table has a family lead
     by the protocol's gap in every window and the other does not, or has the other family lead.
@@ -59,37 +58,40 @@ def _gaps(
     second: RunShares,
     rule: ComparisonRule,
 ) -> list[str]:
+    """One sentence for each family of a run that leads others under one of the tables only."""
     sentences = []
-    for a, b in combinations(ranked_families(rule), 2):
-        here, there = _leader(first, a, b, rule), _leader(second, a, b, rule)
-        if here == there:
-            continue
-        sentences.append(
-            f"{first.run.name}: {_lead_text(first, a, b, here, rule)} under"
-            f" {deciding.mapping_version}; {_lead_text(second, a, b, there, rule)} under"
-            f" {other.mapping_version}."
-        )
+    views = ((deciding, other, first, second), (other, deciding, second, first))
+    families = ranked_families(rule)
+    for here, there, run, twin in views:
+        for ahead in families:
+            behind = [
+                _lead_text(run, twin, ahead, name, there.mapping_version)
+                for name in families
+                if _leads(run, ahead, name, rule) and not _leads(twin, ahead, name, rule)
+            ]
+            if behind:
+                sentences.append(
+                    f"{run.run.name}: only under {here.mapping_version} {ahead} leads by at least"
+                    f" {100 * rule.inversion_gap_share:g} points in every window: "
+                    + "; ".join(behind)
+                    + "."
+                )
     return sentences
 
 
-def _leader(entry: RunShares, a: str, b: str, rule: ComparisonRule) -> str | None:
-    """The family that leads by the protocol's gap in every window on every rank, if any."""
-    least = exact(rule.inversion_gap_share)
-    for ahead, behind in ((a, b), (b, a)):
-        gaps = [entry.lead(window, ahead, behind) for window in entry.window_ids]
-        if leads_everywhere(gaps, least):
-            return ahead
-    return None
-
-
-def _lead_text(entry: RunShares, a: str, b: str, leader: str | None, rule: ComparisonRule) -> str:
-    ahead, behind = (b, a) if leader == b else (a, b)
+def _leads(entry: RunShares, ahead: str, behind: str, rule: ComparisonRule) -> bool:
     gaps = [entry.lead(window, ahead, behind) for window in entry.window_ids]
-    points = ", ".join("unknown" if gap is None else f"{100 * float(gap):+.1f}" for gap in gaps)
-    least = f"{100 * rule.inversion_gap_share:g}"
-    if leader is None:
-        return f"neither {a} nor {b} leads by {least} points in every window ({a} by {points})"
-    return f"{ahead} leads {behind} by at least {least} points in every window ({points})"
+    return leads_everywhere(gaps, exact(rule.inversion_gap_share))
+
+
+def _lead_text(run: RunShares, twin: RunShares, ahead: str, behind: str, other: str) -> str:
+    def points(entry: RunShares) -> str:
+        gaps = [entry.lead(window, ahead, behind) for window in entry.window_ids]
+        # Adding 0.0 turns the -0.0 of a small negative lead into 0.0.
+        texts = [None if gap is None else round(100 * float(gap), 1) + 0.0 for gap in gaps]
+        return ", ".join("unknown" if value is None else f"{value:.1f}" for value in texts)
+
+    return f"{behind} by {points(run)} ({points(twin)} under {other})"
 
 
 def _inversions(deciding: TableComparison, other: TableComparison) -> list[str]:

@@ -29,36 +29,39 @@ def registered_comparisons(
 
     ``evaluable`` is :attr:`PatternPair.evaluable`: when false the gaps are shown and not judged.
     """
+    least: Fraction | None = None
+    classifiable: bool | None = None
+    if rule is not None and evaluable:
+        least = exact(rule.inversion_gap_share)
+        classifiable = is_classifiable(p, rule) and is_classifiable(q, rule)
     return [
-        compare_families(p, q, first, second, rule, evaluable=evaluable)
-        for first, second in combinations(ranked_families(rule), 2)
+        compare_families(p, q, pair, least=least, classifiable=classifiable)
+        for pair in combinations(ranked_families(rule), 2)
     ]
 
 
 def compare_families(
     p: RunShares,
     q: RunShares,
-    first: str,
-    second: str,
-    rule: ComparisonRule | None,
+    families: tuple[str, str],
     *,
-    evaluable: bool,
+    least: Fraction | None,
+    classifiable: bool | None,
 ) -> Inversion:
-    """Return the record of two patterns and two families.
+    """Return the record of two patterns and two families; ``least`` None judges nothing.
 
     ``family_a`` is the family with the greater mean share in ``p`` (over windows and ranks; the
     earlier one in the order of families when they are equal). An inversion can only be met in this
     orientation, since a lead in every window is a lead of the mean.
     """
+    first, second = families
     ahead = p.mean_share(first) >= p.mean_share(second)
     family_a, family_b = (first, second) if ahead else (second, first)
     gaps_p = [p.lead(window, family_a, family_b) for window in p.window_ids]
     gaps_q = [q.lead(window, family_b, family_a) for window in q.window_ids]
-    met = classifiable = None
-    if rule is not None and evaluable:
-        least = exact(rule.inversion_gap_share)
+    met = None
+    if least is not None:
         met = leads_everywhere(gaps_p, least) and leads_everywhere(gaps_q, least)
-        classifiable = is_classifiable(p, rule) and is_classifiable(q, rule)
     return Inversion(
         pattern_p=p.run.pattern,
         pattern_q=q.run.pattern,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 
 from opprof.artifacts.common import RunIdentity
 from opprof.artifacts.kernels import Kernels, WindowFamilies
@@ -67,19 +68,35 @@ class RunShares:
     """By window, then rank."""
     breakdown_valid: bool | None
 
-    @property
+    @cached_property
     def window_ids(self) -> tuple[int, ...]:
         """The windows there are, ascending."""
         return tuple(sorted({window.window for window in self.windows}))
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that any window has, ascending."""
         return tuple(sorted({window.rank for window in self.windows}))
 
+    @cached_property
+    def _by_window(self) -> dict[int, tuple[WindowShares, ...]]:
+        return {
+            window: tuple(entry for entry in self.windows if entry.window == window)
+            for window in self.window_ids
+        }
+
+    @cached_property
+    def _mean_shares(self) -> dict[str, Fraction]:
+        known = [entry for entry in self.windows if entry.kernel_ns]
+        return {
+            name: sum((Fraction(entry.ns(name), entry.kernel_ns) for entry in known), Fraction(0))
+            / max(len(known), 1)
+            for name in FAMILIES
+        }
+
     def of_window(self, window: int) -> tuple[WindowShares, ...]:
-        """All ranks of one window."""
-        return tuple(entry for entry in self.windows if entry.window == window)
+        """All ranks of one window; empty when the run lacks it."""
+        return self._by_window.get(window, ())
 
     def lead(self, window: int, family_a: str, family_b: str) -> Fraction | None:
         """The least lead of ``family_a`` over ``family_b`` on any rank of a window.
@@ -96,9 +113,7 @@ class RunShares:
 
     def mean_share(self, family: str) -> Fraction:
         """Mean over windows and ranks with kernel time; 0 when there are none."""
-        shares = [entry.share(family) for entry in self.windows]
-        known = [share for share in shares if share is not None]
-        return sum(known, Fraction(0)) / len(known) if known else Fraction(0)
+        return self._mean_shares[family]
 
     @property
     def marks(self) -> tuple[str, ...]:
