@@ -124,7 +124,7 @@ def columns(steps: Sequence[dict[str, Any]]) -> StepColumns:
         if fields["graph"] is not None:
             fields["graph"] = Graph(**fields["graph"])
         structs.append(Step(**fields))
-    builder.add(structs, 2)
+    builder.add(structs)
     return builder.finish()
 
 

@@ -1,4 +1,8 @@
-"""From decoded steps to columns, block by block: only one block of Structs is alive at a time."""
+"""From decoded steps to columns, block by block: only one block of Structs is alive at a time.
+
+The inner loops run in C (``map``, ``chain``, ``attrgetter``, ``numpy.fromiter``): a line costs
+little more than its decoding. Numbers are checked for range once, over whole columns.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from opprof.telemetry.graph import graph_fault_masks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from opprof.telemetry.columns import Bool, Int64
+    from opprof.telemetry.columns import Bool, Int8, Int64
 
 _INTEGERS = (
     "step",
@@ -49,100 +53,104 @@ _TIMES = ("submit_mono_ns", "complete_mono_ns")
 _COUNT_MAX = 1 << 40
 """Counts beyond it are no measurement; a million of them still sum without overflow."""
 _TIME_MAX = 1 << 62
+_BOUND_LOG2 = {str(1 << power): power for power in range(48)}
+_MODE_CODE: dict[str | None, int] = {name: code for code, name in enumerate(MODE_NAMES)}
+
 _integers: Callable[[Step], tuple[int, ...]] = attrgetter(*_INTEGERS)
 _graph_numbers: Callable[[Graph], tuple[int, int, int]] = attrgetter(
     "hit", "unpadded_tokens", "bucket_tokens"
 )
-_MODE_CODE: dict[str | None, int] = {name: code for code, name in enumerate(MODE_NAMES)}
-_BOUND_LOG2 = {str(1 << power): power for power in range(48)}
+_kv_usage: Callable[[Step], float] = attrgetter("kv_usage")
+_graph: Callable[[Step], Graph | None] = attrgetter("graph")
+_mode: Callable[[Graph], str | None] = attrgetter("mode")
+_chunks: Callable[[Step], list[int]] = attrgetter("prefill_chunks")
+_contexts: Callable[[Step], dict[str, int] | None] = attrgetter("context_len_hist")
+_nullable_counts: dict[str, Callable[[Step], int | None]] = {
+    name: attrgetter(name) for name in ("prefix_queries", "prefix_hits")
+}
 
 
 class ColumnBuilder:
-    """Collects blocks of steps; :meth:`finish` returns them as one :class:`StepColumns`."""
+    """Collects blocks of steps; :meth:`finish` returns them as one :class:`StepColumns`.
 
-    def __init__(self, path: Path) -> None:
+    ``first_line`` is the line of the first step in the file, for the messages.
+    """
+
+    def __init__(self, path: Path, first_line: int = 2) -> None:
         self._path = path
+        self._first_line = first_line
         self._rows = 0
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
-    def add(self, steps: Sequence[Step], first_line: int) -> None:
-        """Append the steps of one block; ``first_line`` is the line of ``steps[0]``.
+    def add(self, steps: Sequence[Step]) -> None:
+        """Append the steps of one block.
 
         Raises:
-            SchemaError: a number is out of range or a histogram bound is no power of two.
+            SchemaError: a number fits no int64, or a histogram bound is no power of two.
         """
-        if not steps:
-            return
         try:
             self._add_numbers(steps)
-            self._add_graphs([step.graph for step in steps])
-            self._add_chunks([step.prefill_chunks for step in steps])
-            self._add_contexts([step.context_len_hist for step in steps])
-        except _RowError as error:
-            raise SchemaError(error.reason, path=self._path, line=first_line + error.row) from error
+            self._add_graphs(list(map(_graph, steps)))
+            self._add_chunks(list(map(_chunks, steps)))
+            self._add_contexts(list(map(_contexts, steps)))
+        except OverflowError:
+            self._refuse_huge(steps)
         self._rows += len(steps)
 
     def _append(self, name: str, values: NDArray[Any]) -> None:
         self._parts.setdefault(name, []).append(values)
 
+    def _fault(self, row: int, reason: str) -> SchemaError:
+        return SchemaError(reason, path=self._path, line=self._first_line + row)
+
+    def _refuse_huge(self, steps: Sequence[Step]) -> None:
+        """Find the step whose numbers fit no int64, with its line."""
+        for row, step in enumerate(steps):
+            graph = (0,) if step.graph is None else _graph_numbers(step.graph)
+            prefix = (getter(step) or 0 for getter in _nullable_counts.values())
+            counts = (step.context_len_hist or {}).values()
+            if max(*_integers(step), *graph, *prefix, *step.prefill_chunks, *counts) > _TIME_MAX:
+                raise self._fault(self._rows + row, f"a number is over {_TIME_MAX}")
+        raise AssertionError("every number of the block fits")
+
     def _add_numbers(self, steps: Sequence[Step]) -> None:
         import numpy as np
 
         rows = len(steps)
-        flat = chain.from_iterable(map(_integers, steps))
-        try:
-            table = np.fromiter(flat, np.int64, rows * len(_INTEGERS))
-        except OverflowError:
-            raise _first_out_of_range(steps) from None
-        table = table.reshape(rows, len(_INTEGERS))
-        if (table.max(axis=0) > _limits()).any():
-            raise _first_out_of_range(steps)
-        self._append("integers", table)
-        self._append("kv_usage", np.fromiter((step.kv_usage for step in steps), np.float64, rows))
-        for name in ("prefix_queries", "prefix_hits"):
-            values: list[int | None] = list(map(attrgetter(name), steps))
-            self._append(name, _nullable(values, name))
+        flat = np.fromiter(
+            chain.from_iterable(map(_integers, steps)), np.int64, rows * len(_INTEGERS)
+        )
+        # Transposed while the block is still in the cache: columns come out contiguous.
+        self._append("integers", flat.reshape(rows, len(_INTEGERS)).T.copy())
+        self._append("kv_usage", np.fromiter(map(_kv_usage, steps), np.float64, rows))
+        for name, getter in _nullable_counts.items():
+            self._append(name, _nullable(getter, steps))
 
     def _add_graphs(self, graphs: Sequence[Graph | None]) -> None:
         import numpy as np
 
         rows = len(graphs)
         present = [graph for graph in graphs if graph is not None]
-        modes = np.fromiter(
-            (_MODE_CODE.get(graph.mode, MODE_UNKNOWN) for graph in present), np.int8, len(present)
+        modes = _mode_codes(list(map(_mode, present)))
+        numbers = np.fromiter(
+            chain.from_iterable(map(_graph_numbers, present)), np.int64, 3 * len(present)
         )
-        numbers = _int64(chain.from_iterable(map(_graph_numbers, present)), 3 * len(present))
-        if numbers is None or (len(numbers) and int(numbers.max()) > _COUNT_MAX):
-            raise _RowError(
-                next(
-                    row
-                    for row, graph in enumerate(graphs)
-                    if graph is not None
-                    and max(graph.unpadded_tokens, graph.bucket_tokens) > _COUNT_MAX
-                ),
-                f"graph tokens are over {_COUNT_MAX}",
-            )
-        table = numbers.reshape(len(present), 3)
+        table = numbers.reshape(len(present), 3).T
         if len(present) < rows:
             where = np.fromiter((graph is not None for graph in graphs), np.bool_, rows)
             all_modes = np.full(rows, MODE_ABSENT, np.int8)
             all_modes[where] = modes
-            whole = np.zeros((rows, 3), np.int64)
-            whole[where] = table
+            whole = np.zeros((3, rows), np.int64)
+            whole[:, where] = table
             modes, table = all_modes, whole
         self._append("mode", modes)
-        self._append("graph", table)
+        self._append("graph", table.copy())
 
     def _add_chunks(self, lists: Sequence[list[int]]) -> None:
         import numpy as np
 
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-        values = _int64(chain.from_iterable(lists), int(lengths.sum()))
-        if values is None or (len(values) and int(values.max()) > _COUNT_MAX):
-            raise _RowError(
-                next(row for row, found in enumerate(lists) if found and max(found) > _COUNT_MAX),
-                f"a prefill chunk is over {_COUNT_MAX} tokens",
-            )
+        values = np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum()))
         self._append("chunk_lengths", lengths)
         self._append("chunk_values", values)
 
@@ -150,132 +158,111 @@ class ColumnBuilder:
         import numpy as np
 
         rows = len(hists)
-        missing = np.fromiter((hist is None for hist in hists), np.bool_, rows)
         present = [hist for hist in hists if hist is not None]
-        lengths = np.zeros(rows, np.int64)
-        lengths[~missing] = np.fromiter(map(len, present), np.int64, len(present))
+        lengths = np.fromiter(map(len, present), np.int64, len(present))
         total = int(lengths.sum())
+        missing = np.zeros(rows, np.bool_)
+        if len(present) < rows:
+            missing = np.fromiter((hist is None for hist in hists), np.bool_, rows)
+            all_lengths = np.zeros(rows, np.int64)
+            all_lengths[~missing] = lengths
+            lengths = all_lengths
         try:
             bounds = np.fromiter(
-                (_BOUND_LOG2[key] for hist in present for key in hist), np.int64, total
+                map(_BOUND_LOG2.__getitem__, chain.from_iterable(present)), np.int64, total
             )
         except KeyError as error:
-            row = next(row for row, hist in enumerate(hists) if hist and error.args[0] in hist)
-            reason = f"context_len_hist: {error.args[0][:40]!r} is no power of two up to 2^47"
-            raise _RowError(row, reason) from None
-        counts = _int64((count for hist in present for count in hist.values()), total)
-        if counts is None or (total and int(counts.max()) > _COUNT_MAX):
-            raise _RowError(
-                next(
-                    row
-                    for row, hist in enumerate(hists)
-                    if hist and max(hist.values()) > _COUNT_MAX
-                ),
-                f"context_len_hist: a count is over {_COUNT_MAX}",
-            )
+            bound = error.args[0]
+            row = next(row for row, hist in enumerate(hists) if hist and bound in hist)
+            reason = f"context_len_hist: {bound[:40]!r} is no power of two up to 2^47"
+            raise self._fault(self._rows + row, reason) from None
+        counts = np.fromiter(chain.from_iterable(map(dict.values, present)), np.int64, total)
         self._append("context_missing", missing)
         self._append("context_lengths", lengths)
         self._append("context_bounds", bounds)
         self._append("context_counts", counts)
 
     def finish(self) -> StepColumns:
-        """Return the columns of everything added, derived columns included."""
+        """Return the columns of everything added, derived columns included.
+
+        Raises:
+            SchemaError: a number is out of range; names the line.
+        """
         import numpy as np
 
-        if not self._rows:
-            self._add_numbers_of_nothing()
-        # Transposed once, so that each column is contiguous.
-        integers = np.ascontiguousarray(self._whole("integers").T)
-        by_name: dict[str, Any] = dict(zip(_INTEGERS, integers, strict=True))
+        if not self._parts:
+            self.add([])
+        by_name: dict[str, Any] = dict(zip(_INTEGERS, self._whole("integers", 1), strict=True))
+        hit_numbers, unpadded, bucket = self._whole("graph", 1)
+        by_name |= {"unpadded_tokens": unpadded, "bucket_tokens": bucket}
+        by_name |= {name: self._whole(name) for name in _nullable_counts}
+        for name, values in by_name.items():
+            self._check_range(name, values, _TIME_MAX if name in _TIMES else _COUNT_MAX)
         executed: Bool = by_name.pop("model_executed").astype(np.bool_)
-        graph = np.ascontiguousarray(self._whole("graph").T)
-        hit: Bool = graph[0].astype(np.bool_)
+        hit: Bool = hit_numbers.astype(np.bool_)
         mode = self._whole("mode")
-        faults = graph_fault_masks(executed, mode, hit, graph[1], graph[2])
-        submit: Int64 = by_name["submit_mono_ns"]
+        faults = graph_fault_masks(executed, mode, hit, unpadded, bucket)
         complete: Int64 = by_name["complete_mono_ns"]
-        begins = step_begins(submit, complete)
+        begins = step_begins(by_name["submit_mono_ns"], complete)
         context_offsets = _offsets(self._whole("context_lengths"))
         return StepColumns(
             **by_name,
             model_executed=executed,
             kv_usage=self._whole("kv_usage"),
-            prefix_queries=self._whole("prefix_queries"),
-            prefix_hits=self._whole("prefix_hits"),
             mode=mode,
             hit=hit,
-            unpadded_tokens=graph[1],
-            bucket_tokens=graph[2],
-            chunks=Ragged(self._whole("chunk_values"), _offsets(self._whole("chunk_lengths"))),
+            chunks=self._ragged("chunk_values", _offsets(self._whole("chunk_lengths"))),
             context_bound_log2=Ragged(self._whole("context_bounds"), context_offsets),
-            context_count=Ragged(self._whole("context_counts"), context_offsets),
+            context_count=self._ragged("context_counts", context_offsets),
             context_missing=self._whole("context_missing"),
             begin_mono_ns=begins,
             duration_ns=complete - begins,
-            latency_ns=complete - submit,
+            latency_ns=complete - by_name["submit_mono_ns"],
             graph_valid=~np.logical_or.reduce(list(faults.values())),
         )
 
-    def _add_numbers_of_nothing(self) -> None:
-        """Give every part one empty block, so that an empty stream has columns too."""
+    def _ragged(self, name: str, offsets: Int64) -> Ragged:
         import numpy as np
 
-        self._append("integers", np.zeros((0, len(_INTEGERS)), np.int64))
-        self._append("kv_usage", np.zeros(0, np.float64))
-        self._append("prefix_queries", np.zeros(0, np.int64))
-        self._append("prefix_hits", np.zeros(0, np.int64))
-        self._add_graphs([])
-        self._add_chunks([])
-        self._add_contexts([])
+        values = self._whole(name)
+        if len(values) and int(values.max()) > _COUNT_MAX:
+            row = int(np.searchsorted(offsets, int(values.argmax()), side="right")) - 1
+            raise self._fault(row, f"{name.replace('_', ' ')} go over {_COUNT_MAX}")
+        return Ragged(values, offsets)
 
-    def _whole(self, name: str) -> NDArray[Any]:
+    def _check_range(self, name: str, values: Int64, limit: int) -> None:
+        if len(values) and int(values.max()) > limit:
+            raise self._fault(int((values > limit).argmax()), f"{name} is over {limit}")
+
+    def _whole(self, name: str, axis: int = 0) -> NDArray[Any]:
         """Join the blocks of one part and let go of them."""
         import numpy as np
 
-        return np.concatenate(self._parts.pop(name))
+        return np.concatenate(self._parts.pop(name), axis=axis)
 
 
-class _RowError(Exception):
-    """A fault in one row of a block; becomes a SchemaError with the line."""
-
-    def __init__(self, row: int, reason: str) -> None:
-        self.row = row
-        self.reason = reason
-        super().__init__(row, reason)
-
-
-def _limits() -> Int64:
-    import numpy as np
-
-    return np.array([_TIME_MAX if name in _TIMES else _COUNT_MAX for name in _INTEGERS], np.int64)
-
-
-def _first_out_of_range(steps: Sequence[Step]) -> _RowError:
-    for row, step in enumerate(steps):
-        for name, value in zip(_INTEGERS, _integers(step), strict=True):
-            limit = _TIME_MAX if name in _TIMES else _COUNT_MAX
-            if value > limit:
-                return _RowError(row, f"{name} is over {limit}")
-    raise AssertionError("no number of the block is out of range")
-
-
-def _int64(values: Iterable[int], count: int) -> Int64 | None:
-    """Return the values as int64[count]; null when one of them does not fit."""
+def _mode_codes(modes: Sequence[str | None]) -> Int8:
+    """Return the modes by code as int8[modes]."""
     import numpy as np
 
     try:
-        return np.fromiter(values, np.int64, count)
-    except OverflowError:
-        return None
+        return np.fromiter(map(_MODE_CODE.__getitem__, modes), np.int8, len(modes))
+    except KeyError:
+        codes = (_MODE_CODE.get(mode, MODE_UNKNOWN) for mode in modes)
+        return np.fromiter(codes, np.int8, len(modes))
 
 
-def _nullable(values: list[int | None], name: str) -> Int64:
-    filled = values if None not in values else [NULL_COUNT if v is None else v for v in values]
-    found = _int64(filled, len(filled))  # type: ignore[arg-type]
-    if found is None or (len(found) and int(found.max()) > _COUNT_MAX):
-        row = next(row for row, value in enumerate(values) if (value or 0) > _COUNT_MAX)
-        raise _RowError(row, f"{name} is over {_COUNT_MAX}")
-    return found
+def _nullable(getter: Callable[[Step], int | None], steps: Sequence[Step]) -> Int64:
+    """Return the counts as int64[steps], ``NULL_COUNT`` for null."""
+    import numpy as np
+
+    try:
+        return np.fromiter(map(getter, steps), np.int64, len(steps))
+    except TypeError:
+        filled: Iterable[int] = (
+            NULL_COUNT if value is None else value for value in map(getter, steps)
+        )
+        return np.fromiter(filled, np.int64, len(steps))
 
 
 def _offsets(lengths: Int64) -> Int64:

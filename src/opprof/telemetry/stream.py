@@ -124,7 +124,7 @@ class _Reader:
             records = self._without_footer(records, first_line)
         elif records and self._footer is not None:
             raise SchemaError("a line after the footer", path=self._path, line=first_line)
-        self._builder.add(records, first_line)  # type: ignore[arg-type]
+        self._builder.add(records)  # type: ignore[arg-type]
         self._lines = block.first_line - 1 + len(block.records)
         self._torn_line = block.torn_line
 
