@@ -41,7 +41,8 @@ def plugin_path(
 
     The same as ``pip install --no-deps`` of the checkout, without touching the environment.
     """
-    info = folder / f"{name}-0.dist-info"
+    # A dash in the folder's name would cut the name short, and two plugins would count as one.
+    info = folder / f"{name.replace('-', '_')}-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
     (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {target}\n")

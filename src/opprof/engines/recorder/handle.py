@@ -35,7 +35,9 @@ from opprof.engines.recorder.ring import (
     DROPPED,
     FLAG,
     FLAG_ON,
+    HEAD,
     LOST,
+    TAIL,
     Ring,
 )
 from opprof.engines.recorder.writer import Settings
@@ -66,6 +68,10 @@ class Recorder:
         self._ring = Ring.create(capacity)
         self._words = self._ring.words
         self._data = self._ring.data
+        self._items = self._ring.data.cast("I")
+        self._capacity = capacity
+        self._head = 0
+        self._limit = capacity - SPARE_BYTES
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._next = 0
@@ -162,17 +168,20 @@ class Recorder:
             payload.fromlist(scheduled)
             payload.fromlist(new_computed)
             payload.fromlist(new_scheduled)
-        payload_bytes = 4 * len(payload)
-        size = (_HEAD_SIZE + payload_bytes + 7) & ~7
-        words = self._words
-        offset = self._ring.room(size, SPARE_BYTES)
-        if offset < 0:
-            words[DROPPED] += 1
-            self._dropped.add(step)
-            return step
-        data = self._data
+        items = len(payload)
+        size = (_HEAD_SIZE + 4 * items + 7) & ~7
+        # The ring's own check and publication, inlined: this is the engine's hot path.
+        head = self._head
+        offset = head % self._capacity
+        if head + size > self._limit or offset + size > self._capacity:
+            offset = self._find_room(size, SPARE_BYTES)
+            if offset < 0:
+                self._words[DROPPED] += 1
+                self._dropped.add(step)
+                return step
+            head = self._head
         _pack_submit(
-            data,
+            self._data,
             offset,
             SUBMIT,
             size,
@@ -192,10 +201,18 @@ class Recorder:
             resumed,
             recomputed,
         )
-        start = offset + _HEAD_SIZE
-        data[start : start + payload_bytes] = memoryview(payload).cast("B")
-        self._ring.publish(size)
+        start = (offset + _HEAD_SIZE) >> 2
+        self._items[start : start + items] = payload
+        self._words[HEAD] = self._head = head + size
         return step
+
+    def _find_room(self, size: int, spare: int) -> int:
+        """The slow path of finding room: wrap, or look how far the writer is; -1 when full."""
+        offset = self._ring.room(size, spare)
+        self._head = self._words[HEAD]
+        # Steps use the fast path only while a completion of each still finds room.
+        self._limit = self._words[TAIL] + self._capacity - SPARE_BYTES
+        return offset
 
     def complete(
         self, step: int, complete_ns: int, mode: str | None, unpadded: int, padded: int
@@ -204,10 +221,14 @@ class Recorder:
         if self._dropped and step in self._dropped:
             self._dropped.discard(step)
             return
-        offset = self._ring.room(_COMPLETE_SIZE)
-        if offset < 0:
-            self._words[LOST] += 1
-            return
+        head = self._head
+        offset = head % self._capacity
+        if head + _COMPLETE_SIZE > self._limit or offset + _COMPLETE_SIZE > self._capacity:
+            offset = self._find_room(_COMPLETE_SIZE, 0)
+            if offset < 0:
+                self._words[LOST] += 1
+                return
+            head = self._head
         _pack_complete(
             self._data,
             offset,
@@ -220,15 +241,19 @@ class Recorder:
             padded,
             mode.encode() if mode else b"",
         )
-        self._ring.publish(_COMPLETE_SIZE)
+        self._words[HEAD] = self._head = head + _COMPLETE_SIZE
 
     def check(self, step: int, prefill: tuple[int, int], decode: tuple[int, int]) -> None:
         """Record the engine's own split (requests, tokens) of a submitted step, to be compared."""
-        self._ring.put(CHECK, CHECK_BODY.pack(step, *prefill, *decode))
+        self._put(CHECK, CHECK_BODY.pack(step, *prefill, *decode))
 
     def profile(self, *, started: bool, at_ns: int) -> None:
         """Record that a profiler window begins or has ended."""
-        self._ring.put(PROFILE, PROFILE_BODY.pack(started, at_ns))
+        self._put(PROFILE, PROFILE_BODY.pack(started, at_ns))
+
+    def _put(self, kind: int, payload: bytes) -> None:
+        self._ring.put(kind, payload)
+        self._head = self._words[HEAD]
 
     def fail(self, reason: str) -> None:
         """End the recording with a reason; the sidecar will carry it. Safe to call twice."""
@@ -236,7 +261,7 @@ class Recorder:
             return
         self.failure = reason
         self._ended = True
-        self._ring.put(FAIL, reason.encode())
+        self._put(FAIL, reason.encode())
 
     def close(self, reason: str = "") -> bool:
         """End the stream and wait for the writer; True when it confirmed.
@@ -248,7 +273,7 @@ class Recorder:
         if connection is None or process is None:
             return False
         self._connection = None
-        self._ring.put(CLOSE, reason.encode() + b"\0")
+        self._put(CLOSE, reason.encode() + b"\0")
         try:
             connection.settimeout(CLOSE_TIMEOUT_S)
             connection.sendall(b"x")
