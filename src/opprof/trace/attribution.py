@@ -1,0 +1,278 @@
+"""Each device record to the active step whose CPU interval holds its launch (contract, section 3).
+
+Never by GPU time: a kernel often runs while the next step is already being launched. A kernel
+without a launch is prologue when it precedes every launched kernel of its stream, and lost data
+otherwise. On a stream without any launched kernel it is prologue when its correlation id is smaller
+than every call's (ids grow with time).
+
+A graph launch with no activity under its correlation id is an opaque replay. Its device time is
+what a graph-level device record says (``GRAPH_RECORD``); without one it is unknown, and never
+guessed from gaps: a gap also holds idle time.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from opprof.trace.columns import NO_CORRELATION, Spans, TraceColumns
+from opprof.trace.model import TraceLimits
+from opprof.trace.scopes import NO_LAYER, CallScopes
+
+OUTSIDE = -1
+"""Index of no active step."""
+
+LAUNCH = re.compile(r"(?:cuda|cu)(?:Launch(?!HostFunc)|GraphLaunch)")
+GRAPH_LAUNCH = re.compile(r"(?:cuda|cu)GraphLaunch")
+GRAPH_RECORD = re.compile(r"(?i)(?:cuda[ _]?)?graph[ _]?(?:trace|launch|replay|exec)?\b")
+"""Whole names of device records that stand for a replay; no trace seen so far has any."""
+
+_DROPPED, _UNLAUNCHED = -2, -3
+
+
+class StepClock:
+    """From a CPU time to the index of the active step that holds it."""
+
+    def __init__(self, intervals: Sequence[tuple[int, int]]) -> None:
+        """``intervals``: ``[start_ns, end_ns)`` of the active steps, by start, not overlapping."""
+        self._starts = [start for start, _ in intervals]
+        self._ends = [end for _, end in intervals]
+
+    def __call__(self, at: int) -> int:
+        index = bisect_right(self._starts, at) - 1
+        return index if index >= 0 and at < self._ends[index] else OUTSIDE
+
+
+class Sum:
+    """A tally that grows."""
+
+    __slots__ = ("events", "ns")
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.ns = 0
+
+    def add(self, ns: int) -> None:
+        """Count one event of ``ns`` nanoseconds."""
+        self.events += 1
+        self.ns += ns
+
+
+class StepSums:
+    """What one active step launched."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[int, int], Sum] = {}
+        self.layers: dict[tuple[int, int, int], int] = {}
+        self.kernel = Sum()
+        self.last_end_ns: int | None = None
+        self.launch = Sum()
+        self.runtime = Sum()
+        self.memcpy = Sum()
+        self.memset = Sum()
+        self.opaque = Sum()
+        self.opaque_untimed = 0
+
+
+class Calls:
+    """The CUDA calls by correlation id, with the step that each was made in."""
+
+    def __init__(self, calls: Spans, clock: StepClock) -> None:
+        self.start_ns = calls.start_ns
+        self.step = array("h", map(clock, calls.start_ns))
+        self.key = calls.key
+        self.is_launch = [bool(LAUNCH.match(name)) for name, _ in calls.keys]
+        self.is_graph = [bool(GRAPH_LAUNCH.match(name)) for name, _ in calls.keys]
+        self.has_activity = bytearray(len(calls))
+        ids = calls.correlation.values
+        self.index = dict(zip(ids, range(len(ids)), strict=True))
+        self.index.pop(NO_CORRELATION, None)
+        self.min_id = min(self.index, default=0)
+        self.ambiguous: set[int] = set()
+        if len(self.index) < len(ids):
+            self._find_ambiguous(ids)
+
+    def _find_ambiguous(self, ids: Sequence[int]) -> None:
+        """An id whose calls lie in different steps has no step."""
+        for index, number in enumerate(ids):
+            if number != NO_CORRELATION and self.step[self.index[number]] != self.step[index]:
+                self.ambiguous.add(number)
+
+
+class Attribution:
+    """The sums of one trace."""
+
+    def __init__(self, columns: TraceColumns, clock: StepClock, steps: int) -> None:
+        self.steps = [StepSums() for _ in range(steps)]
+        self.calls = Calls(columns.calls, clock)
+        self.names: dict[str, int] = {}
+        self.all_kernels = Sum()
+        self.prologue = Sum()
+        self.outside = Sum()
+        self.unlaunched = Sum()
+        self.uncorrelated = Sum()
+        """Of ``unlaunched``: records without a correlation id."""
+        self.dropped = Sum()
+        self.copies_outside = Sum()
+        self.lost_launches = 0
+        self.late_prologue = 0
+        """Prologue kernels whose correlation id is no smaller than every call's."""
+        self.place = array("h")
+        """By kernel: index of its active step, or a negative number."""
+
+
+def attribute(
+    columns: TraceColumns,
+    clock: StepClock,
+    steps: int,
+    scopes: CallScopes,
+    limits: TraceLimits,
+) -> Attribution:
+    """Return the sums of every active step and of what lies outside them.
+
+    ``clock``: CPU time to index of the active step, of which there are ``steps``.
+    """
+    result = Attribution(columns, clock, steps)
+    _place_kernels(result, columns, limits)
+    _sum_kernels(result, columns, scopes)
+    _sum_copies(result, columns.memcpys, [step.memcpy for step in result.steps])
+    _sum_copies(result, columns.memsets, [step.memset for step in result.steps])
+    _sum_calls(result, columns.calls)
+    return result
+
+
+def _place_kernels(result: Attribution, columns: TraceColumns, limits: TraceLimits) -> None:
+    kernels, calls = columns.kernels, result.calls
+    earliest, latest = _cpu_span(columns)
+    earliest -= limits.horizon_ns
+    latest += limits.horizon_ns
+    streams = [stream for _, stream in kernels.keys]
+    first_launched: dict[object, int] = {}
+    place, call_of, early_ns = result.place, calls.index.get, limits.early_ns
+    for start, duration, correlation, key in zip(
+        kernels.start_ns,
+        kernels.duration_ns.values,
+        kernels.correlation.values,
+        kernels.key,
+        strict=True,
+    ):
+        call = call_of(correlation)
+        if call is None:
+            inside = start >= earliest and start + duration <= latest
+            place.append(_UNLAUNCHED if inside else _DROPPED)
+        elif start < calls.start_ns[call] - early_ns or start + duration > latest:
+            calls.has_activity[call] = 1
+            place.append(_DROPPED)
+        else:
+            calls.has_activity[call] = 1
+            place.append(calls.step[call])
+            stream = streams[key]
+            if start < first_launched.get(stream, latest + 1):
+                first_launched[stream] = start
+    _sum_unlaunched(result, kernels, streams, first_launched)
+
+
+def _cpu_span(columns: TraceColumns) -> tuple[int, int]:
+    """Return the first start and the last end of calls and step annotations; (0, 0) of none."""
+    calls = columns.calls
+    starts = [min(calls.start_ns)] if calls.start_ns else []
+    ends = [max(map(int.__add__, calls.start_ns, calls.duration_ns.values))] if starts else []
+    starts += [annotation.start_ns for annotation in columns.annotations]
+    ends += [annotation.end_ns for annotation in columns.annotations]
+    return (min(starts), max(ends)) if starts else (0, 0)
+
+
+def _sum_unlaunched(
+    result: Attribution,
+    kernels: Spans,
+    streams: Sequence[object],
+    first_launched: dict[object, int],
+) -> None:
+    """Tell prologue from lost data, and count both and what was dropped."""
+    durations, ids = kernels.duration_ns.values, kernels.correlation.values
+    for index, place in enumerate(result.place):
+        if place >= OUTSIDE:
+            continue
+        duration, correlation = durations[index], ids[index]
+        if place == _DROPPED:
+            result.dropped.add(duration)
+            continue
+        first = first_launched.get(streams[kernels.key[index]])
+        older = correlation < result.calls.min_id
+        if correlation == NO_CORRELATION:
+            result.uncorrelated.add(duration)
+            result.unlaunched.add(duration)
+        elif older if first is None else kernels.start_ns[index] < first:
+            result.prologue.add(duration)
+            result.late_prologue += not older
+        else:
+            result.unlaunched.add(duration)
+
+
+def _sum_kernels(result: Attribution, columns: TraceColumns, scopes: CallScopes) -> None:
+    kernels, calls, names = columns.kernels, result.calls, result.names
+    name_ids = [names.setdefault(name, len(names)) for name, _ in kernels.keys]
+    is_record = [GRAPH_RECORD.fullmatch(name) is not None for name, _ in kernels.keys]
+    durations, ids = kernels.duration_ns.values, kernels.correlation.values
+    result.all_kernels.events, result.all_kernels.ns = len(durations), sum(durations)
+    for place, start, duration, correlation, key in zip(
+        result.place, kernels.start_ns, durations, ids, kernels.key, strict=True
+    ):
+        if place < 0:
+            if place == OUTSIDE:
+                result.outside.add(duration)
+            continue
+        step, call = result.steps[place], calls.index[correlation]
+        chain, layer = 0, NO_LAYER
+        if not calls.is_graph[calls.key[call]]:
+            chain, layer = scopes.chain[call], scopes.layer[call]
+        elif is_record[key]:
+            step.opaque.add(duration)
+            continue
+        pair = (name_ids[key], chain)
+        if pair not in step.kernels:
+            step.kernels[pair] = Sum()
+        step.kernels[pair].add(duration)
+        step.kernel.add(duration)
+        if step.last_end_ns is None or start + duration > step.last_end_ns:
+            step.last_end_ns = start + duration
+        if layer != NO_LAYER:
+            triple = (*pair, layer)
+            step.layers[triple] = step.layers.get(triple, 0) + duration
+
+
+def _sum_copies(result: Attribution, copies: Spans, sums: Sequence[Sum]) -> None:
+    calls = result.calls
+    for duration, correlation in zip(
+        copies.duration_ns.values, copies.correlation.values, strict=True
+    ):
+        call = calls.index.get(correlation)
+        if call is None or calls.step[call] == OUTSIDE:
+            result.copies_outside.add(duration)
+        else:
+            sums[calls.step[call]].add(duration)
+        if call is not None:
+            calls.has_activity[call] = 1
+
+
+def _sum_calls(result: Attribution, spans: Spans) -> None:
+    calls = result.calls
+    for place, duration, key, active in zip(
+        calls.step, spans.duration_ns.values, spans.key, calls.has_activity, strict=True
+    ):
+        if place == OUTSIDE:
+            continue
+        step = result.steps[place]
+        step.runtime.add(duration)
+        if not calls.is_launch[key]:
+            continue
+        step.launch.add(duration)
+        if active:
+            continue
+        if calls.is_graph[key]:
+            step.opaque.add(0)
+            step.opaque_untimed += 1
+        else:
+            result.lost_launches += 1
