@@ -144,6 +144,10 @@ class Layer2(_Table, frozen=True):
     warmup_iterations: CountInt
     active_iterations: PositiveInt
     join_margin_min: Annotated[float, Meta(ge=1)]
+    kernel_early_max_ms: NonNegative
+    kernel_horizon_s: Positive
+    kernel_overrun_factor_max: Positive
+    moe_layer_scope: Annotated[str, Meta(min_length=1)]
 
     @property
     def active_steps(self) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """A window's active steps to their Layer-1 records (protocol, "Layer 2"; contract, section 3).
 
 With ``opprof_step_<i>`` annotations the join is exact and only checked. Without them the window is
-a run of consecutive Layer-1 steps that were submitted inside the profile interval and whose requests
-and tokens equal the execute annotations', step for step. Where several runs fit the counts, time
-decides: two clocks run differently but evenly, so for the true run the differences
+a run of consecutive Layer-1 steps that were submitted inside the profile interval and whose
+requests and tokens equal the execute annotations', step for step. Where several runs fit the
+counts, time decides: two clocks run differently but evenly, so for the true run the differences
 
 - execute annotation's start minus submission, and
 - completion minus the end of the step's last kernel
@@ -19,16 +19,34 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
-from opprof.artifacts.layer1 import Step
 from opprof.trace.annotations import Counts
 from opprof.trace.model import ExecuteAnnotation, Reason, TraceStep, WindowTrace
 
 ANNOTATION = "annotation"
 ORDER = "order"
+
+
+class JoinStep(Protocol):
+    """What the join reads of a Layer-1 step; ``opprof.artifacts.layer1.Step`` has it all."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def submit_mono_ns(self) -> int: ...
+    @property
+    def complete_mono_ns(self) -> int: ...
+    @property
+    def prefill_requests(self) -> int: ...
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def decode_requests(self) -> int: ...
+    @property
+    def decode_tokens(self) -> int: ...
 
 
 class Join(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +86,7 @@ class _Run(NamedTuple):
 
 def join_window(
     window: WindowTrace,
-    steps: Sequence[Step],
+    steps: Sequence[JoinStep],
     *,
     start_mono_ns: int,
     end_mono_ns: int,
@@ -76,8 +94,9 @@ def join_window(
 ) -> Join:
     """Join one rank's window to the Layer-1 stream.
 
-    ``steps``: the stream's steps in order. ``start_mono_ns``, ``end_mono_ns``: the profile interval,
-    from before the start call to after the stop call. ``margin_min``: protocol, ``join_margin_min``.
+    ``steps``: the stream's steps in order. ``start_mono_ns``, ``end_mono_ns``: the profile
+    interval, from before the start call to after the stop call. ``margin_min``: protocol,
+    ``join_margin_min``.
     """
     executes = [step.execute for step in window.steps]
     whole = [execute for execute in executes if execute is not None]
@@ -95,7 +114,7 @@ def join_window(
 class _Submits(Sequence[int]):
     """The submission times, without a copy of a million of them."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[JoinStep]) -> None:
         self._steps = steps
 
     def __len__(self) -> int:
@@ -120,7 +139,7 @@ def ranks_agree(joins: Sequence[Join]) -> Reason | None:
 def _exact(
     executes: Sequence[ExecuteAnnotation],
     trace_steps: Sequence[TraceStep],
-    steps: Sequence[Step],
+    steps: Sequence[JoinStep],
     first: int,
     last: int,
 ) -> Join:
@@ -157,7 +176,7 @@ def _exact(
 def _by_order(
     executes: Sequence[ExecuteAnnotation],
     trace_steps: Sequence[TraceStep],
-    steps: Sequence[Step],
+    steps: Sequence[JoinStep],
     margin_min: float,
 ) -> Join:
     count = len(executes)
@@ -205,7 +224,7 @@ def _by_order(
 
 def _run(
     position: int,
-    steps: Sequence[Step],
+    steps: Sequence[JoinStep],
     executes: Sequence[ExecuteAnnotation],
     trace_steps: Sequence[TraceStep],
 ) -> _Run:
@@ -228,7 +247,7 @@ def _ratio(other: _Run, best: _Run) -> float:
     return max(other.residual_ns, 1) / max(best.residual_ns, 1)
 
 
-def _fits(step: Step, counts: Counts) -> bool:
+def _fits(step: JoinStep, counts: Counts) -> bool:
     return (
         step.prefill_requests == counts.prefill_requests
         and step.prefill_tokens == counts.prefill_tokens
@@ -238,7 +257,7 @@ def _fits(step: Step, counts: Counts) -> bool:
 
 
 def _no_candidate(
-    nearest: _Run, steps: Sequence[Step], trace_steps: Sequence[TraceStep]
+    nearest: _Run, steps: Sequence[JoinStep], trace_steps: Sequence[TraceStep]
 ) -> Join:
     """Say where the run that fits best in time disagrees in its counts."""
     run = steps[nearest.position : nearest.position + len(trace_steps)]
@@ -255,7 +274,7 @@ def _no_candidate(
     return _invalid("join_totals_disagree", text)
 
 
-def _disagreement(trace_step: TraceStep, step: Step) -> str:
+def _disagreement(trace_step: TraceStep, step: JoinStep) -> str:
     said = trace_step.execute.name if trace_step.execute is not None else "no annotation"
     return (
         f"ProfilerStep#{trace_step.number} is annotated {said}, Layer-1 step {step.step} has "

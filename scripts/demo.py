@@ -1,0 +1,49 @@
+"""`make demo`: analyse the bundled real H200 runs, compare them, and write one HTML report.
+
+The runs are short collections, so gates of the full protocol fail on them by design; the demo shows
+the verdicts and ends with exit code 0 when every command did its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "examples" / "h200-runs"
+DONE = (0, 1)
+"""Exit codes of a command that did its work: 1 says that a gate failed."""
+
+
+def opprof(*arguments: object, accept: tuple[int, ...] = DONE) -> None:
+    """Run the command and stop the demo when it did not do its work."""
+    command = [sys.executable, "-m", "opprof", *map(str, arguments)]
+    print(f"\n$ opprof {' '.join(map(str, arguments))}", flush=True)
+    code = subprocess.run(command, check=False).returncode
+    if code not in accept:
+        raise SystemExit(f"demo: opprof {arguments[0]} ended with exit code {code}")
+
+
+def _shown(path: Path) -> Path:
+    """The path as a user would type it from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/demo"))
+    out: Path = parser.parse_args().out
+    runs = sorted(_shown(path) for path in RUNS.iterdir() if path.is_dir())
+    opprof("analyze", *runs, "--out", out / "analysis")
+    opprof("compare", out / "analysis")
+    report = out / "report.html"
+    opprof("report", *runs, "--out", report)
+    print(f"\nThe report lies at {report}")
+
+
+if __name__ == "__main__":
+    main()
