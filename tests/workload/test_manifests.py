@@ -146,6 +146,15 @@ def test_requests_that_share_a_prefix_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_limit_beyond_every_length_still_asks_for_unique_prompts(tmp_path: Path) -> None:
+    two_words = Vocabulary(np.array([5, 9]), "0" * 64)
+    spec = make_spec(input_uniform="1:4", num_requests=20, max_common_prefix_tokens=10**12)
+    with pytest.raises(InputError, match="or are equal"):
+        materialize_synthetic(spec, two_words, tmp_path / "T01.jsonl")
+    spec = make_spec(input_fixed=40, num_requests=20, max_common_prefix_tokens=10**12)
+    assert materialize_synthetic(spec, two_words, tmp_path / "T01.jsonl").input_tokens.n == 20
+
+
 def test_shared_pool_prefixes_and_suffixes_are_refused(tmp_path: Path) -> None:
     one_word = Vocabulary(np.array([5]), "0" * 64)
     pool = {**KINDS["pool"], "num_prefixes": 2}

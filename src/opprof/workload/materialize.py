@@ -83,7 +83,7 @@ def _fill(
     writer: LineWriter, spec: ManifestSpec, plan: Plan, vocabulary: Vocabulary, block_tokens: int
 ) -> None:
     stream = RawStream(spec.seed)
-    keep = spec.max_common_prefix_tokens + 1
+    keep = _compared_tokens(spec, plan)
     text = TokenText(vocabulary.token_ids, keep_tokens=keep)
     opening = _openings(spec, plan, text, stream)
     first_ids = np.empty((spec.num_requests, keep), dtype=np.int64)
@@ -100,6 +100,14 @@ def _fill(
         outputs = [spec.output_tokens] * (last - first)
         writer.append(prompts, plan.input_tokens[first:last].tolist(), outputs)
     _refuse_shared(first_ids, spec, what="requests")
+
+
+def _compared_tokens(spec: ManifestSpec, plan: Plan) -> int:
+    """Return how many first ids decide the prefix rule; never more than the longest stretch has."""
+    longest = int(plan.drawn_tokens.max())
+    if isinstance(spec.input, PrefixPool):
+        longest = max(longest, spec.input.prefix_tokens)
+    return min(spec.max_common_prefix_tokens, longest) + 1
 
 
 def _openings(spec: ManifestSpec, plan: Plan, text: TokenText, stream: RawStream) -> list[bytes]:

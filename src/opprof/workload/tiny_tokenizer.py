@@ -29,7 +29,7 @@ def write_tiny_tokenizer(folder: Path, *, vocabulary_size: int = 4096) -> Path:
     Raises:
         InputError: the size is below the 256 bytes or above what the merge rule yields.
     """
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     merges = _merges()
     if not len(alphabet) <= vocabulary_size <= len(alphabet) + len(merges):
         raise InputError(
@@ -72,7 +72,7 @@ def _tokenizer(tokens: list[str], merges: list[tuple[str, str]]) -> dict[str, An
     }
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """Return the printable stand-in of each byte, as in GPT-2's ``bytes_to_unicode``."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
