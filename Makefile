@@ -40,6 +40,7 @@ slow: setup ## The end-to-end checks that .ci/run adds to `make test`
 bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/trace_read.py
 	$(BIN)/python bench/layer1_read.py
+	$(BIN)/python bench/materialize.py --patterns P03,P08
 
 lock: ## Re-pin requirements.lock from pyproject.toml
 	$(BIN)/python -m pip install -q uv
