@@ -56,8 +56,8 @@ class _AnyOf:
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         lowered = [_lower_pattern(pattern) for pattern in patterns]
-        self._words = tuple(text for text in lowered if _PLAIN.fullmatch(text))
-        rest = [f"(?:{text})" for text in lowered if not _PLAIN.fullmatch(text)]
+        self._words = tuple(text for text in lowered if is_plain(text))
+        rest = [f"(?:{text})" for text in lowered if not is_plain(text)]
         self._regex = re.compile("|".join(rest), re.IGNORECASE * _any_coded(rest)) if rest else None
 
     def __call__(self, lowered: str) -> bool:
@@ -67,8 +67,13 @@ class _AnyOf:
         return self._regex is not None and self._regex.search(lowered) is not None
 
 
-_PLAIN = re.compile(r"[a-z0-9_:<>,= /-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_:<>,= /-]+")
 _ESCAPE_OR_CHARACTER = re.compile(r"\\.|.", re.DOTALL)
+
+
+def is_plain(pattern: str) -> bool:
+    """True when a pattern means its own letters: nothing in it is special to ``re``."""
+    return _PLAIN.fullmatch(pattern) is not None
 
 
 def _lower_pattern(pattern: str) -> str:

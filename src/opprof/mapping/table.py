@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
-from opprof.mapping.classify import CompiledRule, MappingTable
+from opprof.mapping.classify import CompiledRule, MappingTable, is_plain
 from opprof.mapping.families import FAMILY_PRIORITY, RULE_FAMILIES
 
 BUILTIN_VERSIONS: tuple[str, ...] = ("v1", "v2")
@@ -200,6 +200,8 @@ def _patterns(
 
 
 def _check_pattern(pattern: str, where: str, source: str) -> None:
+    if is_plain(pattern):
+        return
     try:
         # Wrapped as it will be in the alternation, where a global flag such as (?i) is an error.
         groups = re.compile(f"(?:{pattern})", re.IGNORECASE).groups
