@@ -85,6 +85,7 @@ class Server:
         self.opprof_dir = run_dir / "opprof"
         self.trace_dir = run_dir / "traces"
         self.model = env / MODEL_NAME
+        self.model_name = MODEL_NAME
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._flags = [*flags, "--shutdown-timeout", str(shutdown_timeout_s)]
@@ -181,7 +182,7 @@ class Server:
         return self.post(
             "/v1/completions",
             {
-                "model": MODEL_NAME,
+                "model": self.model_name,
                 "prompt": tokens,
                 "max_tokens": output_tokens,
                 "temperature": 0,
