@@ -215,8 +215,8 @@ def main() -> None:
         percent = figure["difference_percent"]
         print(
             f"{options.shape} {name}: off {figure['off_mean_ms']} ms, on {figure['on_mean_ms']} ms,"
-            f" on/off - 1 = {percent['mean']:+.3f} % [{percent['low']:+.3f}, {percent['high']:+.3f}],"
-            f" {figure['pairs']} pairs"
+            f" on/off - 1 = {percent['mean']:+.3f} %"
+            f" [{percent['low']:+.3f}, {percent['high']:+.3f}], {figure['pairs']} pairs"
         )
 
 
