@@ -3,7 +3,8 @@
 With ``opprof_step_<i>`` annotations the join is exact and only checked. Without them the window is
 a run of consecutive Layer-1 steps that were submitted inside the profile interval and whose
 requests and tokens equal the execute annotations', step for step. Where several runs fit the
-counts, time decides: two clocks run differently but evenly, so for the true run the differences
+counts, time decides: the trace's clock and the engine's differ by a constant, so for the true run
+the differences
 
 - execute annotation's start minus submission, and
 - completion minus the end of the step's last kernel
