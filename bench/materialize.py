@@ -64,7 +64,8 @@ def measure(pattern: str, flags: list[str], folder: Path) -> float:
     cpu = usage.ru_utime + usage.ru_stime
     print(
         f"{pattern}  {seconds:6.1f} s  {cpu:6.1f} CPU s  {usage.ru_maxrss / 1024:5.0f} MB peak"
-        f"  {size / 1e6:7.1f} MB  hash alone {hashing:4.1f} s  {digest[:16]}",
+        f"  {size / 1e6:7.1f} MB  {seconds / hashing:4.1f} x hashing alone ({hashing:.1f} s)"
+        f"  {digest[:16]}",
         flush=True,
     )
     for path in folder.glob(f"{pattern}.*"):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from workload_helpers import make_spec
 
 from opprof.errors import InputError
+from opprof.workload.arrival import parse_arrival
 from opprof.workload.parameters import (
     Fixed,
     Mixture,
     PrefixPool,
     Uniform,
-    parse_arrival,
     parse_mixture,
     parse_uniform,
 )

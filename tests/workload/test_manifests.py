@@ -64,6 +64,20 @@ def test_the_block_size_does_not_matter(
     assert sha256_file(out) == FROZEN[kind]
 
 
+def test_progress_counts_to_the_end(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    seen: list[tuple[int, int]] = []
+    materialize_synthetic(
+        make_spec(),
+        vocabulary,
+        tmp_path / "T01.jsonl",
+        block_tokens=300,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1] == (40, 40)
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+
+
 def test_a_line_is_what_the_contract_says(tmp_path: Path, vocabulary: Vocabulary) -> None:
     lines = materialize(tmp_path / "T01.jsonl", vocabulary, "fixed", num_requests=3)
     raw = json.loads((tmp_path / "T01.jsonl").read_text().splitlines()[2])

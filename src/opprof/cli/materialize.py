@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from opprof.protocol import Protocol
 
 TOKENIZER_VARIABLE = "OPPROF_TOKENIZER"
+_PROGRESS_INTERVAL_S = 0.1
 
 _tokenizer_option = click.option(
     "--tokenizer",
@@ -66,7 +69,13 @@ def materialize(
     limit = bound.file.workload.max_common_prefix_tokens
     spec = build_spec(max_common_prefix_tokens=limit, **flags)
     vocabulary = load_vocabulary(_tokenizer(tokenizer))
-    summary = materialize_synthetic(spec, vocabulary, out, provenance=_provenance(bound))
+    summary = materialize_synthetic(
+        spec,
+        vocabulary,
+        out,
+        provenance=_provenance(bound),
+        on_progress=_progress("requests written of"),
+    )
     _report(summary, out, time.monotonic() - started)
 
 
@@ -130,6 +139,7 @@ def materialize_private(
         vocabulary.sha256,
         out,
         provenance=_provenance(bound),
+        on_progress=_progress("rows read, selected"),
     )
     _report(summary, out, time.monotonic() - started)
 
@@ -156,8 +166,25 @@ def _tokenizer(location: Path | None) -> Path:
     return location
 
 
+def _progress(what: str) -> Callable[[int, int], None] | None:
+    """Return a display of two counts on a terminal, at most ten times a second; else None."""
+    if not sys.stderr.isatty():
+        return None
+    shown = 0.0
+
+    def show(done: int, other: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= _PROGRESS_INTERVAL_S:
+            shown = time.monotonic()
+            click.echo(f"\r{done:,} {what} {other:,}\x1b[K\r", nl=False, err=True)
+
+    return show
+
+
 def _report(summary: ManifestSummary, out: Path, seconds: float) -> None:
     lengths = summary.input_tokens
+    if sys.stderr.isatty():
+        click.echo("\x1b[K", nl=False, err=True)
     click.echo(
         f"{summary.pattern}: {lengths.n:,} requests, {lengths.sum:,} input tokens"
         f" ({lengths.min:,} to {lengths.max:,}), {summary.output_tokens.sum:,} output tokens,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def materialize_synthetic(
     *,
     block_tokens: int = BLOCK_TOKENS,
     provenance: dict[str, Any] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> ManifestSummary:
     """Write a synthetic manifest with its index and summary, and return the summary.
 
@@ -39,6 +41,7 @@ def materialize_synthetic(
         out: final name of the manifest; companions lie beside it.
         block_tokens: tokens drawn at a time; no influence on the result.
         provenance: added to the summary's ``generator``, for instance the protocol's hash.
+        on_progress: called with the requests written so far and all requests.
 
     Raises:
         InputError: two requests would share a longer prefix than the spec allows.
@@ -48,7 +51,7 @@ def materialize_synthetic(
     plan = plan_lengths(spec)
 
     def fill(writer: LineWriter) -> None:
-        _fill(writer, spec, plan, vocabulary, block_tokens)
+        _fill(writer, spec, plan, vocabulary, block_tokens, on_progress)
 
     def describe(written: Written) -> ManifestSummary:
         return summarize(
@@ -80,7 +83,12 @@ def materialize_synthetic(
 
 
 def _fill(
-    writer: LineWriter, spec: ManifestSpec, plan: Plan, vocabulary: Vocabulary, block_tokens: int
+    writer: LineWriter,
+    spec: ManifestSpec,
+    plan: Plan,
+    vocabulary: Vocabulary,
+    block_tokens: int,
+    on_progress: Callable[[int, int], None] | None,
 ) -> None:
     stream = RawStream(spec.seed)
     keep = _compared_tokens(spec, plan)
@@ -99,6 +107,8 @@ def _fill(
             prompts = [opening[p] + body + b"]" for p, body in zip(pools, texts, strict=True)]
         outputs = [spec.output_tokens] * (last - first)
         writer.append(prompts, plan.input_tokens[first:last].tolist(), outputs)
+        if on_progress is not None:
+            on_progress(last, spec.num_requests)
     _refuse_shared(first_ids, spec, what="requests")
 
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from opprof.errors import InputError
+from opprof.workload.arrival import parse_arrival
 from opprof.workload.draw import MAX_SPAN
 
 MAX_TOKENS = MAX_SPAN
@@ -129,20 +130,6 @@ def check_pattern(pattern: str) -> str:
     if not _PATTERN_NAME.fullmatch(pattern):
         raise InputError(f"--id {pattern!r}: use letters, digits, '_', '-' and '.', at most 64")
     return pattern
-
-
-def parse_arrival(arrival: str) -> int:
-    """Return the requests a burst of an arrival class: 1 for ``steady``, N for ``burst:N``.
-
-    Raises:
-        InputError: the class is neither, or N is not in 1 … 999999.
-    """
-    if arrival == "steady":
-        return 1
-    match = re.fullmatch(r"burst:([1-9][0-9]{0,5})", arrival)
-    if match is None:
-        raise InputError(f"--arrival {arrival!r}: use 'steady' or 'burst:N' with N from 1")
-    return int(match.group(1))
 
 
 def parse_uniform(text: str, *, flag: str = "--input-uniform") -> Uniform:

@@ -9,7 +9,7 @@ exceptions of decoders, which may, are not chained.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,8 @@ from msgspec import Meta, Raw
 
 from opprof.artifacts.run import LengthSummary, ManifestSummary
 from opprof.errors import InputError, IntegrityError, SchemaError
-from opprof.workload.parameters import check_pattern, check_tokens, parse_arrival
+from opprof.workload.arrival import parse_arrival
+from opprof.workload.parameters import check_pattern, check_tokens
 from opprof.workload.privacy import private_folder
 from opprof.workload.scan import bounded_lines
 from opprof.workload.summary import summarize, summarize_lengths
@@ -133,6 +134,7 @@ def materialize_trace(
     out: Path,
     *,
     provenance: dict[str, Any] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> ManifestSummary:
     """Write a private manifest (mode 0600, in a folder of mode 0700) and return its summary.
 
@@ -147,6 +149,7 @@ def materialize_trace(
         tokenizer_sha256: of its ``tokenizer.json``.
         out: final name of the manifest.
         provenance: added to the summary's ``generator``.
+        on_progress: called with the rows read and the rows selected so far.
 
     Raises:
         InputError: an unusable flag, folder or source line, a source with another hash or number
@@ -167,6 +170,8 @@ def materialize_trace(
             # A count of zero cannot be a request; parity reports it, for the source said more.
             expected = [max(1, count) for count in counts]
             writer.append([r.prompt for r in batch], expected, [r.output_tokens for r in batch])
+            if on_progress is not None:
+                on_progress(progress.rows, len(progress.counted))
         _check_source(spec, source, progress)
 
     def describe(written: Written) -> ManifestSummary:
