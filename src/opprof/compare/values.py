@@ -22,6 +22,10 @@ class RunInput:
     """Named in messages."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Run-level metrics, unit last in the name; shown with their ratios to the baseline config."""
+    failed_gates: Sequence[str] = ()
+    """Failed gates that invalidate the run's figures: a mark on everything it takes part in."""
+    red_flags: Sequence[str] = ()
+    """Data that contradict themselves: the run is shown, and no inversion is built on it."""
 
 
 @dataclass(frozen=True)
