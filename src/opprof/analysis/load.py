@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from opprof._version import __version__
+from opprof.analysis.gates import invalidates
 from opprof.analysis.many import analyze_many
 from opprof.analysis.results import RunAnalysis
 from opprof.analysis.write import encode
@@ -117,7 +118,13 @@ def compare_found(
             rule, mapping_pinned=found[0].analysis.kernels.mapping_version
         )
     entries = [
-        RunInput(item.analysis.kernels, str(item.source), run_metrics(item.analysis))
+        RunInput(
+            item.analysis.kernels,
+            str(item.source),
+            metrics=run_metrics(item.analysis),
+            failed_gates=[gate.name for gate in item.analysis.failed if invalidates(gate) == "run"],
+            red_flags=item.analysis.sanity.red_flags,
+        )
         for item in found
     ]
     return compare_runs(entries, rule, _provenance(found, protocol))

@@ -93,6 +93,7 @@ def obstacles(entry: RunShares, rule: ComparisonRule | None) -> list[str]:
         found.append("no protocol is bound")
     elif len(entry.window_ids) != rule.windows:
         found.append(f"{pattern} has {len(entry.window_ids)} of {rule.windows} windows")
+    found += [f"{pattern} has a red flag: {flag}" for flag in entry.red_flags]
     for window in entry.window_ids:
         present = tuple(item.rank for item in entry.of_window(window))
         lacking = sorted(set(entry.ranks) - set(present))

@@ -71,6 +71,8 @@ class RunShares:
     windows: tuple[WindowShares, ...]
     """By window, then rank."""
     breakdown_valid: bool | None
+    failed_gates: tuple[str, ...] = ()
+    red_flags: tuple[str, ...] = ()
 
     @cached_property
     def window_ids(self) -> tuple[int, ...]:
@@ -122,7 +124,9 @@ class RunShares:
     @property
     def marks(self) -> tuple[str, ...]:
         """Failed gates and declared departures that the figures carry along."""
-        found = []
+        found = [f"red flag {flag}" for flag in self.red_flags]
+        if self.failed_gates:
+            found.append(f"run invalid by {', '.join(self.failed_gates)}")
         if self.breakdown_valid is False:
             found.append("windows are not representative of the clean steps (breakdown invalid)")
         if self.run.drain_quarantined:
@@ -173,6 +177,8 @@ def run_shares(entry: RunInput, version: str) -> RunShares:
         source=entry.source,
         windows=tuple(found[key] for key in sorted(found)),
         breakdown_valid=kernels.breakdown_valid,
+        failed_gates=tuple(entry.failed_gates),
+        red_flags=tuple(entry.red_flags),
     )
 
 
