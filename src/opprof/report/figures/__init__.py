@@ -1,0 +1,1 @@
+"""Structs in, plotly dictionaries out. Nothing here imports plotly or knows the page's colours."""
