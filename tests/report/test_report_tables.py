@@ -8,7 +8,7 @@ import report_samples as samples
 from opprof.artifacts.common import Gate
 from opprof.report.blocks import Cell, Figure, Gates, Table, walk
 from opprof.report.formats import NBSP
-from opprof.report.inputs import ReportInput
+from opprof.report.inputs import ReportInput, flags_of
 from opprof.report.page import build_page
 from opprof.report.sanity import share_flags, summarise
 from opprof.report.tables import load, ranking, represent, runs, shares, waste
@@ -118,7 +118,7 @@ def test_ranks_have_mean_and_range_and_no_sum() -> None:
     table = shares.over_ranks("r", SAMPLE)
     assert table is not None
     cell = column(table, "collective")[0]
-    assert (plain(cell.text), plain(cell.sub)) == ("20.3 %", "18.0 % … 22.6 %")
+    assert (plain(cell.text), plain(cell.sub)) == ("20.3 %", "18.0–22.6 %")
     assert shares.over_ranks("r", ReportInput(SAMPLE.runs[:1])) is None
 
 
@@ -136,10 +136,14 @@ def test_device_time_is_apart_and_missing_times_say_why() -> None:
 def test_null_failure_rate_stands_beside_each_verdict() -> None:
     table = represent.verdicts("v", SAMPLE)
     assert {cell.text for cell in column(table, "verdict")} == {"✓ pass", "✗ fail"}
-    assert {plain(c.text) for c in column(table, "fails by itself, one window")} == {"97.0 %"}
+    assert {plain(c.text) for c in column(table, "fails by itself, window")} == {"97.0 %"}
     assert {plain(c.text) for c in column(table, "fails by itself, load point")} == {"99.8 %"}
     features = represent.features("f", SAMPLE)
-    assert {"+0.110", "+1.370", "constant"} <= {cell.text for cell in column(features, "SMD")}
+    assert {"+0.11", "+1.37", "equal"} == {cell.text for cell in column(features, "SMD")} - {
+        "+0.02"
+    }
+    smd = column(table, "SMD scheduled tokens")
+    assert (smd[2].text, plain(smd[2].sub), smd[2].tone) == ("+1.37", "itself 81 %", "fail")
 
 
 def test_inversion_matrix_under_both_tables() -> None:
@@ -206,6 +210,19 @@ def test_not_evaluable_is_neither_valid_nor_invalid() -> None:
         sanity=msgspec.structs.replace(SAMPLE.runs[0].sanity, gates=passed),
     )
     assert column(runs.overview("o", ReportInput((clean,))), "standing")[0].text == "✓ valid"
+
+
+def test_representativeness_alone_invalidates_the_breakdown_and_not_the_run() -> None:
+    gate = Gate("representativeness", "fail", "SMD 1.37", scope="window0")
+    run = SAMPLE.runs[1]
+    assert run.sanity is not None
+    sanity = msgspec.structs.replace(run.sanity, gates=[*run.sanity.gates, gate])
+    run = msgspec.structs.replace(run, sanity=sanity)
+    assert gate in run.failed_gates and not run.invalid
+    assert [flag.label for flag in flags_of(run)] == ["BREAKDOWN ✗"]
+    unknown = Gate("a_gate_of_tomorrow", "fail", "new")
+    sanity = msgspec.structs.replace(sanity, gates=[unknown])
+    assert msgspec.structs.replace(run, sanity=sanity).invalid
 
 
 def test_report_checks_the_shares_it_draws() -> None:

@@ -49,10 +49,11 @@ class Bins(Struct, frozen=True):
     waiting_max: list[int]
 
 
-def bin_steps(columns: StepSeries, bins_max: int) -> Bins | None:
+def bin_steps(columns: StepSeries, bins_max: int, steps_per_bin: int = 1) -> Bins | None:
     """Sort steps by completion into at most ``bins_max`` equal bins.
 
-    The bin width is a whole number of nanoseconds. Returns null where there is no step.
+    There are at least ``steps_per_bin`` steps to a bin on average over the whole stream. The bin
+    width is a whole number of nanoseconds. Returns null where there is no step.
     """
     import numpy as np
 
@@ -60,7 +61,8 @@ def bin_steps(columns: StepSeries, bins_max: int) -> Bins | None:
     if done.size == 0:
         return None
     first, last = int(done.min()), int(done.max())
-    width = max(1, -(-(last - first + 1) // bins_max))
+    bins = max(1, min(bins_max, int(done.size) // steps_per_bin))
+    width = max(1, -(-(last - first + 1) // bins))
     index = (done - first) // width
     order = np.argsort(index, kind="stable")
     used, starts, counts = np.unique(index[order], return_index=True, return_counts=True)

@@ -47,7 +47,9 @@ def points(fraction: float | None, decimals: int = 1) -> str:
     """Return a signed difference of shares in percentage points."""
     if fraction is None:
         return NULL
-    text = f"{abs(fraction) * 100:.{decimals}f}"
+    size = abs(fraction) * 100
+    decimals = decimals if size == 0 or size >= 0.5 * 10.0**-decimals else decimals + 1
+    text = f"{size:.{decimals}f}"
     if float(text) == 0:
         return text
     return f"{'+' if fraction > 0 else MINUS}{text}"

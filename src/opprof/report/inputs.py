@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from opprof.analysis.gates import CATALOGUE
 from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock
 from opprof.artifacts.comparison import Comparison
 from opprof.artifacts.composition import Layer1Summary
@@ -13,7 +14,7 @@ from opprof.artifacts.sanity import Sanity
 from opprof.artifacts.waste import Waste
 from opprof.report.blocks import Flag
 from opprof.report.downsample import StepSeries
-from opprof.report.formats import plot_text
+from opprof.report.formats import plot_text, plural
 
 
 class RunView(Struct, frozen=True):
@@ -65,9 +66,14 @@ class RunView(Struct, frozen=True):
         return [gate for gate in self.gates if gate.outcome == "fail"]
 
     @property
+    def invalidating(self) -> list[Gate]:
+        """Failed gates that take the run's own figures away, not only its breakdown or a window."""
+        return [gate for gate in self.failed_gates if reach(gate) == "run"]
+
+    @property
     def invalid(self) -> bool:
-        """True when a gate failed or a red flag is up."""
-        return bool(self.failed_gates or self.red_flags)
+        """True when a gate that reaches the whole run failed, or a red flag is up."""
+        return bool(self.invalidating or self.red_flags)
 
     @property
     def label(self) -> str:
@@ -124,6 +130,12 @@ class ReportInput(Struct, frozen=True):
         return next((run for run in self.runs if run.identity.name == name), None)
 
 
+def reach(gate: Gate) -> str:
+    """Return what the gate's failure takes away; a gate the catalogue does not know: the run."""
+    known = CATALOGUE.get(gate.name)
+    return "run" if known is None else known.reach
+
+
 def name_of(artefact: Layer1Summary | Kernels | Waste | Sanity) -> str:
     """Return the artefact's file name without its ending."""
     return {Layer1Summary: "layer1", Kernels: "kernels", Waste: "waste", Sanity: "sanity"}[
@@ -138,9 +150,8 @@ def flags_of(run: RunView) -> tuple[Flag, ...]:
     if identity.simulated:
         flags.append(Flag("SIMULATED", "warn", "Written by the embedded engine: no measurement."))
     if run.invalid:
-        count = len(run.failed_gates)
-        why = f"{count} failed gate{'s' * (count != 1)}, {len(run.red_flags)} red flag"
-        flags.append(Flag("INVALID", "fail", f"{why}{'s' * (len(run.red_flags) != 1)}."))
+        gates = plural(len(run.invalidating), "failed gate")
+        flags.append(Flag("INVALID", "fail", f"{gates}, {plural(len(run.red_flags), 'red flag')}."))
     if identity.drain_quarantined:
         flags.append(
             Flag("QUARANTINED", "warn", "The drain exceeded its allowance (A-P3-5): still usable.")

@@ -10,6 +10,7 @@ from opprof.report.blocks import Block, Cell, Figure, Fold, Gates, Section, Term
 from opprof.report.figures import load as load_figures
 from opprof.report.figures import shares as share_figures
 from opprof.report.figures import steps as step_figures
+from opprof.report.formats import plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.sanity import report_sanity
 from opprof.report.tables import load, represent, runs, shares, waste
@@ -85,7 +86,7 @@ def verdict_section(report: ReportInput, own: SanityBlock) -> Section:
     blocks.append(Text(limits, bullets=True, heading="What the GPU spent its time on"))
     change = ranking.ranking_sentences(report)
     blocks.append(Text(change, bullets=True, heading="Does the ranking change between patterns?"))
-    mapping = verdict.mapping_sentences(report) + ranking.disagreement_sentences(report)
+    mapping = verdict.mapping_sentences(report)
     if mapping:
         blocks.append(Text(mapping, bullets=True, heading="Where the mapping tables disagree"))
     blocks.append(runs.overview("runs", report))
@@ -147,6 +148,10 @@ def ranking_section(report: ReportInput) -> Section:
         blocks.append(Text(unpaired, tone="ne", bullets=True, heading="Not compared"))
     for index, group in enumerate(ranking.groups(comparison)):
         blocks.extend(_group_blocks(report, comparison, index, group))
+    told = verdict.mapping_notes(report) + ranking.disagreement_sentences(report)
+    if told:
+        heading = f"Where the mapping tables disagree: {plural(len(told), 'finding')}"
+        blocks.append(Fold(heading, (Text(tuple(dict.fromkeys(told)), bullets=True),)))
     blocks.append(
         Fold(
             "Places of the families in every window",
@@ -243,7 +248,7 @@ def represent_section(report: ReportInput) -> Section:
     """The representativeness gate and what it does by itself."""
     blocks: tuple[Block, ...] = (
         represent.verdicts("represent-table", report),
-        Fold("Every feature's difference", (represent.features("smd", report),), open=True),
+        Fold("Means and deviations of every feature", (represent.features("smd", report),)),
     )
     lead = (
         "A profile window must look like the clean time beside it. Beside each verdict stands how "

@@ -15,6 +15,9 @@ from opprof.report.inputs import ReportInput, RunView, flags_of, plot_label
 from opprof.report.palette import INTERVALS, MODES, mode_order
 
 BINS_MAX = 480
+_STEPS_PER_BIN = 4
+"""On average, so that a steady engine does not look torn."""
+_GAP_BINS = 3
 _NARROW = 0.09
 """Intervals below this part of the axis would not hold a level label."""
 
@@ -35,22 +38,26 @@ def _interval(part: Composition) -> Interval:
 def timeline(ident: str, run: RunView, table: Table) -> Figure | None:
     """Draw one run's steps in bins: duration, tokens and queues over one time axis."""
     columns: StepSeries | None = run.steps
-    bins = None if columns is None else bin_steps(columns, BINS_MAX)
+    bins = None if columns is None else bin_steps(columns, BINS_MAX, _STEPS_PER_BIN)
     if bins is None:
         return None
     intervals = intervals_of(run)
     origin = min([bins.start_ns[0], *(i.start_mono_ns for i in intervals)])
     shapes, marks = _shading(intervals, origin)
+    ends = [bins.start_ns[-1] + bins.width_ns, *(i.end_mono_ns for i in intervals)]
+    whole_s = _seconds(max(ends), origin)
+    durations = [value / 1e6 for value in (*bins.duration_min_ns, *bins.duration_max_ns)]
     return Figure(
         ident=ident,
         title=f"Steps of {run.label} over time",
         alt=(
-            "Three panels over one time axis: step duration (minimum, mean and maximum per bin), "
+            "Three panels over one time axis: step duration (minimum, mean and maximum per bin, "
+            "logarithmic), "
             "prefill and decode tokens per step, running and waiting requests. Shaded bands are "
             "the timeline's intervals."
         ),
         data=[*_durations(bins, origin), *_tokens(bins, origin), *_queues(bins, origin)],
-        layout=_layout(shapes, marks),
+        layout=_layout(shapes, marks, whole_s, [*durations]),
         height=560,
         notes=(_honesty(bins),),
         flags=flags_of(run),
@@ -62,7 +69,8 @@ def _honesty(bins: Bins) -> str:
     return (
         f"{bins.steps:,} executed steps in {len(bins.start_ns):,} bins of "
         f"{number(bins.width_ns / 1e6)} ms by completion time; a band spans each bin's minimum and "
-        "maximum, a line is its mean, and a stretch without a completed step is left blank."
+        f"maximum, a line is its mean, and {_GAP_BINS} bins or more without a completed step are "
+        "left blank."
     )
 
 
@@ -72,7 +80,7 @@ def _with_gaps(bins: Bins, origin: int, values: list[Any]) -> tuple[list[float],
     out: list[Any] = []
     previous: int | None = None
     for start, value in zip(bins.start_ns, values, strict=True):
-        if previous is not None and start - previous > bins.width_ns:
+        if previous is not None and start - previous > _GAP_BINS * bins.width_ns:
             times.append(_seconds(previous + bins.width_ns, origin))
             out.append(None)
         times.append(_seconds(start + bins.width_ns // 2, origin))
@@ -193,16 +201,18 @@ def _shading(
     return shapes, marks
 
 
-def _layout(shapes: list[dict[str, Any]], marks: list[dict[str, Any]]) -> dict[str, Any]:
+def _layout(
+    shapes: list[dict[str, Any]],
+    marks: list[dict[str, Any]],
+    whole_s: float,
+    durations: list[float | None],
+) -> dict[str, Any]:
     slanted = any(mark["textangle"] for mark in marks)
     return {
         "barmode": "overlay",
         "margin": {"l": 64, "r": 12, "t": 70 if slanted else 26, "b": 88},
-        "xaxis": {
-            "title": {"text": "seconds since the run's first event"},
-            "anchor": "y3",
-        },
-        "yaxis": {"domain": [0.70, 1.0], "title": {"text": "ms"}, "rangemode": "tozero"},
+        "xaxis": {"ticksuffix": " s", "anchor": "y3", "range": [0, whole_s]},
+        "yaxis": {"domain": [0.70, 1.0], **log_axis(durations), "title": {"text": "ms, log"}},
         "yaxis2": {"domain": [0.36, 0.64], "title": {"text": "tokens"}, "rangemode": "tozero"},
         "yaxis3": {"domain": [0.0, 0.30], "title": {"text": "requests"}, "rangemode": "tozero"},
         "hovermode": "x unified",
@@ -224,7 +234,15 @@ def durations_by_mode(ident: str, report: ReportInput, table: Table) -> Figure |
     if not rows:
         return None
     modes = mode_order({mode for _, mode, _ in rows})
-    data = [trace for mode in modes for trace in _mode_traces(mode, rows)]
+    # The first trace draws nothing: it fixes the order of runs and modes on the axis.
+    order = {
+        "type": "scatter",
+        "x": [None] * len(rows),
+        "y": [[label for label, _, _ in rows], [plot_text(mode) for _, mode, _ in rows]],
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+    data = [order, *(trace for mode in modes for trace in _mode_traces(mode, rows))]
     return Figure(
         ident=ident,
         title="Step duration of the clean steps, by graph mode",

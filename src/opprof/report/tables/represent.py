@@ -4,70 +4,116 @@ from __future__ import annotations
 
 from opprof.artifacts.kernels import NullRate, SmdFeature, WindowRepresentativeness
 from opprof.report.blocks import Cell, Table
-from opprof.report.formats import NULL, percent
-from opprof.report.inputs import ReportInput
-from opprof.report.tables.cells import RUN, names, numbers, outcome_cell, run_cell, text, value_cell
+from opprof.report.formats import MINUS, NULL, number, percent
+from opprof.report.inputs import ReportInput, RunView
+from opprof.report.tables.cells import (
+    RUN,
+    TONES,
+    names,
+    numbers,
+    outcome_cell,
+    run_cell,
+    text,
+    value_cell,
+)
+
+
+def _judged(report: ReportInput) -> list[tuple[RunView, WindowRepresentativeness, NullRate | None]]:
+    return [
+        (run, window, run.kernels.representativeness.null_rate)
+        for run in report.runs
+        if run.kernels is not None and run.kernels.representativeness is not None
+        for window in run.kernels.representativeness.windows
+    ]
 
 
 def verdicts(ident: str, report: ReportInput) -> Table:
     """Return the gate's verdict per window beside how often it fails with nothing changed."""
+    listed = list(dict.fromkeys(f.feature for _, w, _ in _judged(report) for f in w.features))
     rows = []
-    for run in report.runs:
-        judged = None if run.kernels is None else run.kernels.representativeness
-        if judged is None:
-            continue
-        null, reason = judged.null_rate, judged.null_rate_reason or ""
-        for window in judged.windows:
-            rows.append(
-                (
-                    run_cell(run),
-                    text(str(window.window)),
-                    value_cell(window.clean_segment, "no adjacent clean segment"),
-                    value_cell(window.profile_steps),
-                    value_cell(window.clean_steps),
-                    outcome_cell(window.outcome, window.reason),
-                    text(window.reason),
-                    _rate(null, reason, pair=False),
-                    _rate(null, reason, pair=True),
-                )
+    for run, window, null in _judged(report):
+        found = {feature.feature: feature for feature in window.features}
+        steps = f"{window.profile_steps:,} steps against {window.clean_steps:,}"
+        rows.append(
+            (
+                run_cell(run),
+                Cell(str(window.window), sub=steps, sort=float(window.window)),
+                outcome_cell(window.outcome, window.reason),
+                _rate(run, null, pair=False),
+                _rate(run, null, pair=True),
+                *(_smd(found.get(name), null) for name in listed),
             )
+        )
     return Table(
         ident=ident,
         caption="Does each profile window resemble its clean segment?",
         columns=(
             RUN,
-            *numbers("window", "clean segment", "profile steps", "clean steps"),
-            *names("verdict", "reason"),
-            *numbers("fails by itself, one window", "fails by itself, load point"),
+            *numbers("window"),
+            *names("verdict"),
+            *numbers("fails by itself, window", "fails by itself, load point"),
+            *numbers(*(f"SMD {name.replace('_', ' ')}" for name in listed)),
         ),
         rows=tuple(rows),
         notes=(
             "“Fails by itself”: how often the same gate rejects windows of as many consecutive "
-            "steps drawn at random from this run's own clean steps, where nothing was profiled. "
-            "Near 100 %, a failure says little about the profiler.",
+            "steps drawn at random from this run's own clean steps, where nothing was profiled; "
+            "below each SMD, the same for that feature alone. Near 100 %, a failure says little "
+            "about the profiler.",
         ),
         empty="No run has a representativeness analysis.",
     )
 
 
-def _rate(null: NullRate | None, reason: str, *, pair: bool) -> Cell:
+def _rate(run: RunView, null: NullRate | None, *, pair: bool) -> Cell:
     if null is None:
-        return Cell(NULL, tone="muted", title=reason)
+        judged = None if run.kernels is None else run.kernels.representativeness
+        reason = None if judged is None else judged.null_rate_reason
+        return Cell(NULL, tone="muted", title=reason or "not computed")
     rate = null.load_point_failure_rate if pair else null.any_feature_failure_rate
     sub = f"{null.draws:,} draws, seed {null.seed}"
     return Cell(percent(rate), sub=sub, sort=rate, bar=rate, colour="#8A8F98")
 
 
+def _smd(feature: SmdFeature | None, null: NullRate | None) -> Cell:
+    if feature is None:
+        return Cell("–", tone="muted", title="not a feature of this window")
+    rate = None if null is None else null.by_feature.get(feature.feature)
+    sub = "" if rate is None else f"itself {percent(rate, 0)}"
+    title = f"profile {number(feature.mean_profile)}, clean {number(feature.mean_clean)}"
+    return Cell(
+        signed(feature), tone=TONES.get(feature.outcome, ""), sub=sub, title=title, sort=feature.smd
+    )
+
+
+def signed(feature: SmdFeature) -> str:
+    """Return an SMD with its sign; a constant feature is judged by exact equality."""
+    if feature.constant:
+        return "equal" if feature.outcome == "pass" else "unequal"
+    return NULL if feature.smd is None else f"{feature.smd:+.2f}".replace("-", MINUS)
+
+
 def features(ident: str, report: ReportInput) -> Table:
-    """Return the standardised mean difference of every feature and window."""
+    """Return means and deviations behind every standardised mean difference."""
     rows = []
-    for run in report.runs:
-        judged = None if run.kernels is None else run.kernels.representativeness
-        if judged is None:
-            continue
-        for window in judged.windows:
-            for feature in window.features:
-                rows.append((run_cell(run), *_feature(window, feature, judged.null_rate)))
+    for run, window, null in _judged(report):
+        for feature in window.features:
+            rate = None if null is None else null.by_feature.get(feature.feature)
+            rows.append(
+                (
+                    run_cell(run),
+                    text(str(window.window)),
+                    text(feature.feature.replace("_", " ")),
+                    value_cell(feature.mean_profile),
+                    value_cell(feature.mean_clean),
+                    value_cell(feature.sd_profile),
+                    value_cell(feature.sd_clean),
+                    value_cell(feature.pooled_sd),
+                    Cell(signed(feature), sort=feature.smd),
+                    outcome_cell(feature.outcome),
+                    Cell(NULL, tone="muted") if rate is None else Cell(percent(rate), sort=rate),
+                )
+            )
     return Table(
         ident=ident,
         caption="Standardised mean differences (SMD) behind the verdicts",
@@ -82,28 +128,6 @@ def features(ident: str, report: ReportInput) -> Table:
             *numbers("fails by itself"),
         ),
         rows=tuple(rows),
+        notes=("A constant feature has no SMD: it is judged by exact equality.",),
         empty="No run has a representativeness analysis.",
     )
-
-
-def _feature(
-    window: WindowRepresentativeness, feature: SmdFeature, null: NullRate | None
-) -> list[Cell]:
-    smd = value_cell(feature.smd, "constant: judged by exact equality")
-    if feature.constant:
-        smd = Cell("constant", tone="muted", title="judged by exact equality")
-    elif feature.smd is not None:
-        smd = Cell(f"{feature.smd:+.3f}".replace("-", "−"), sort=feature.smd)
-    rate = None if null is None else null.by_feature.get(feature.feature)
-    return [
-        text(str(window.window)),
-        text(feature.feature.replace("_", " ")),
-        value_cell(feature.mean_profile),
-        value_cell(feature.mean_clean),
-        value_cell(feature.sd_profile),
-        value_cell(feature.sd_clean),
-        value_cell(feature.pooled_sd),
-        smd,
-        outcome_cell(feature.outcome),
-        Cell(NULL, tone="muted") if rate is None else Cell(percent(rate), sort=rate),
-    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opprof.artifacts.common import SanityBlock
 from opprof.report.blocks import Cell, Flag, Table
-from opprof.report.formats import number
+from opprof.report.formats import number, plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, text, value_cell
 
@@ -13,18 +13,15 @@ def overview(ident: str, report: ReportInput) -> Table:
     """Return one row a run: who it is, what it may be used for, and how its gates fell."""
     rows = []
     for run in report.runs:
-        identity = run.identity
         ranks = len({window.rank for window in run.windows})
         accepted = sum(window.accepted for window in run.windows)
         rows.append(
             (
                 run_cell(run),
                 _usable(run),
-                text(identity.role),
                 *(_count(run, outcome) for outcome in ("fail", "not_evaluable", "pass")),
                 value_cell(len(run.red_flags)),
-                value_cell(ranks or None, "no profile window"),
-                text(f"{accepted} of {len(run.windows)}"),
+                text(f"{accepted} of {len(run.windows)}", f"on {plural(ranks, 'rank')}"),
                 _breakdown(run),
                 text(_engine(run)),
             )
@@ -34,9 +31,9 @@ def overview(ident: str, report: ReportInput) -> Table:
         caption="Runs in this report",
         columns=(
             RUN,
-            *names("standing", "role"),
-            *numbers("gates failed", "not evaluable", "passed", "red flags", "ranks"),
-            *names("traces accepted", "breakdown representative", "engine"),
+            *names("standing"),
+            *numbers("gates failed", "not evaluable", "passed", "red flags"),
+            *names("traces accepted", "representative", "engine"),
         ),
         rows=tuple(rows),
     )
@@ -45,8 +42,8 @@ def overview(ident: str, report: ReportInput) -> Table:
 def _usable(run: RunView) -> Cell:
     if run.red_flags:
         return Cell("✗ invalid", tone="fail", sub="red flag", title=run.red_flags[0])
-    if run.failed_gates:
-        return Cell("✗ invalid", tone="fail", sub="failed gate", title=run.failed_gates[0].reason)
+    if run.invalidating:
+        return Cell("✗ invalid", tone="fail", sub="failed gate", title=run.invalidating[0].reason)
     if run.identity.drain_quarantined:
         return Cell("usable, quarantined", tone="warn")
     if run.identity.simulated:

@@ -107,8 +107,8 @@ def _spread(ranks: Sequence[WindowFamilies], name: str) -> Cell:
     zero = FamilyTime(ns=0, share=0.0, events=0)
     shares = [window.families.get(name, zero).share for window in ranks]
     mean = sum(shares) / len(shares)
-    low, high = percent(min(shares)), percent(max(shares))
-    return Cell(percent(mean), sub=f"{low} … {high}", sort=mean)
+    low, high = f"{min(shares) * 100:.1f}", percent(max(shares))
+    return Cell(percent(mean), sub=f"{low}–{high}", sort=mean)
 
 
 def by_mode(ident: str, report: ReportInput) -> Table:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import WindowFamilies
-from opprof.report.formats import listing, percent, plural, span
+from opprof.report.formats import listing, percent, plural, points, span
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import family
 
@@ -16,7 +17,10 @@ def headline(report: ReportInput) -> str:
     invalid = sum(run.invalid for run in runs)
     patterns = len({run.identity.pattern for run in runs})
     text = f"{plural(len(runs), 'run')} of {plural(patterns, 'pattern')}, "
-    text += "none of them invalid" if not invalid else f"{invalid} of them invalid"
+    if invalid == len(runs) > 1:
+        text += "all of them invalid"
+    else:
+        text += "none of them invalid" if not invalid else f"{invalid} of them invalid"
     leads: dict[str, list[str]] = {}
     open_ = []
     for run in runs:
@@ -48,17 +52,35 @@ def red_flag_sentences(report: ReportInput, own: list[str]) -> tuple[str, ...]:
 
 
 def invalid_sentences(report: ReportInput) -> tuple[str, ...]:
-    """Return one sentence for every run with a failed gate: which, and why."""
-    sentences = []
+    """Return one sentence for every gate that makes runs invalid: which runs, why, what it means.
+
+    Gates that fail in few runs come first: they say most about those.
+    """
+    failed: dict[str, list[tuple[RunView, Gate]]] = {}
     for run in report.runs:
-        failed = run.failed_gates
-        if not failed:
-            continue
-        causes = listing(
-            [f"{gate.name} ({gate.scope}): {gate.reason.rstrip('.')}" for gate in failed]
-        )
-        sentences.append(f"{run.label} fails {plural(len(failed), 'gate')}. {causes}.")
-    return tuple(sentences)
+        for gate in run.invalidating:
+            failed.setdefault(gate.name, []).append((run, gate))
+    order = sorted(failed, key=lambda name: (len(runs_of(failed[name])), name))
+    return tuple(_gate_sentence(name, failed[name], report) for name in order)
+
+
+def runs_of(found: Sequence[tuple[RunView, Gate]]) -> list[RunView]:
+    """Return the distinct runs of (run, gate) pairs in their order."""
+    return list({id(run): run for run, _ in found}.values())
+
+
+def _gate_sentence(name: str, found: Sequence[tuple[RunView, Gate]], report: ReportInput) -> str:
+    runs = runs_of(found)
+    reasons = list(dict.fromkeys(gate.reason.rstrip(".") for _, gate in found))
+    text = f"{name} fails in {_everyone(runs, report)}: {reasons[0]}"
+    if len(reasons) > 1:
+        text += f" ({runs[0].label}; the others alike)" if len(runs) > 1 else "; and more"
+    meaning = found[0][1].meaning
+    return f"{text}. {_stop(meaning)}" if meaning else f"{text}."
+
+
+def _everyone(runs: Sequence[RunView], report: ReportInput) -> str:
+    return "every run" if len(runs) == len(report.runs) > 1 else _labels(runs)
 
 
 def standing_sentences(report: ReportInput) -> tuple[str, ...]:
@@ -127,7 +149,8 @@ def _labels(runs: Sequence[RunView]) -> str:
 
 def limit_sentences(report: ReportInput) -> tuple[str, ...]:
     """Return one sentence a run: the family that leads the GPU's kernel time, and how surely."""
-    return tuple(f"{run.label}: {limit_sentence(run)}" for run in report.runs)
+    sentences = [f"{run.label}: {limit_sentence(run)}" for run in report.runs]
+    return (*sentences, *_representative_caveats(report))
 
 
 def limit_sentence(run: RunView) -> str:
@@ -207,34 +230,83 @@ def _caveats(run: RunView, accepted: Sequence[WindowFamilies]) -> list[str]:
             f"Not classifiable: {plural(len(vague), 'trace')} with too little kernel time in a "
             f"known family (at worst {percent(fraction)})."
         )
-    caveats += _representative_caveat(run)
     return caveats
 
 
-def _representative_caveat(run: RunView) -> list[str]:
-    kernels = run.kernels
-    if kernels is None or kernels.breakdown_valid is not False:
-        return []
-    null = None if kernels.representativeness is None else kernels.representativeness.null_rate
-    if null is None:
-        return ["The windows failed the representativeness gate, so this describes only them."]
-    return [
-        "The windows failed the representativeness gate, which rejects "
-        f"{percent(null.load_point_failure_rate)} of unprofiled stretches of this very run as "
-        "well: this describes the windows, not the load point."
+def _representative_caveats(report: ReportInput) -> list[str]:
+    """Say of all runs at once that their windows failed the gate, and what that is worth."""
+    failed = [
+        run
+        for run in report.runs
+        if run.windows and run.kernels is not None and run.kernels.breakdown_valid is False
     ]
+    if not failed:
+        return []
+    rates = [
+        run.kernels.representativeness.null_rate.load_point_failure_rate
+        for run in failed
+        if run.kernels is not None
+        and run.kernels.representativeness is not None
+        and run.kernels.representativeness.null_rate is not None
+    ]
+    text = f"The windows of {_everyone(failed, report)} failed the representativeness gate: "
+    text += "these shares describe the windows, not the load point."
+    if rates:
+        text += (
+            f" By itself the gate rejects {span(min(rates), max(rates))} of window pairs drawn "
+            "from unprofiled steps of the same runs, so its failure says little about the profiler."
+        )
+    return [text]
 
 
 def mapping_sentences(report: ReportInput) -> tuple[str, ...]:
-    """Return the analysis's own notes, and a sentence wherever another table changes the leader."""
+    """Return what another mapping table changes: the largest shift, and every changed leader."""
+    sentences = []
+    versions = sorted({version for run in report.runs for version in run.other_mappings})
+    for version in versions:
+        sentences += _largest_shift(report, version)
+        runs: dict[str, list[RunView]] = {}
+        for run in report.runs:
+            for note in _other_leader(run, version):
+                runs.setdefault(note, []).append(run)
+        sentences += [f"{_group(found, report)}: {note}" for note, found in runs.items()]
+        if not runs:
+            sentences.append(f"What leads is the same under {version} in every accepted trace.")
+    return tuple(sentences)
+
+
+def mapping_notes(report: ReportInput) -> tuple[str, ...]:
+    """Return the analysis's own notes on the tables, each once with its runs."""
     runs: dict[str, list[RunView]] = {}
     for run in report.runs:
-        notes = [] if run.kernels is None else [_stop(note) for note in run.kernels.mapping_notes]
-        for version in run.other_mappings:
-            notes += _other_leader(run, version)
-        for note in dict.fromkeys(notes):
-            runs.setdefault(note, []).append(run)
+        for note in [] if run.kernels is None else run.kernels.mapping_notes:
+            runs.setdefault(_stop(note), []).append(run)
     return tuple(f"{_group(found, report)}: {note}" for note, found in runs.items())
+
+
+def _largest_shift(report: ReportInput, version: str) -> list[str]:
+    shifts = []
+    for run in report.runs:
+        mine = {(w.window, w.rank): w for w in run.windows if w.accepted and w.kernel_ns}
+        for other in run.windows_under(version):
+            pinned = mine.get((other.window, other.rank))
+            if pinned is None:
+                continue
+            for name, time in pinned.families.items():
+                there = other.families.get(name)
+                moved = (there.share if there is not None else 0.0) - time.share
+                shifts.append((abs(moved), moved, name, run.label, pinned))
+    if not shifts:
+        return []
+    size, moved, name, label, window = max(shifts, key=lambda shift: shift[0])
+    if size == 0:
+        return [f"{version} gives every family the same share as {window.mapping_version}."]
+    return [
+        f"Under {version} in place of {window.mapping_version} (deciding), shares move by up to "
+        f"{points(size).lstrip('+')} pp: {family(name).label} "
+        f"{'gains' if moved > 0 else 'loses'} that much in {label}, window {window.window}"
+        f"{f' rank {window.rank}' if window.rank else ''}."
+    ]
 
 
 def _group(runs: list[RunView], report: ReportInput) -> str:
