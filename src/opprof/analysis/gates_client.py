@@ -221,7 +221,10 @@ def offered_rate(timeline: Timeline, union: EndToEnd | None, gates: Gates | None
     reason = (
         f"{union.admitted_rps:.4g}/s admitted, {timeline.rate_rps:.4g}/s asked for: {error:+.2%}"
     )
-    return verdict(name, abs(error) <= gates.offered_rate_error_max, reason, numbers)
+    # Multiplied out, so that a rate exactly at the bound is not lost to the division's rounding.
+    allowed_rps = gates.offered_rate_error_max * timeline.rate_rps
+    good = abs(union.admitted_rps - timeline.rate_rps) <= allowed_rps
+    return verdict(name, good, reason, numbers)
 
 
 def client_lag(timeline: Timeline, sustained_ns: int | None, gates: Gates | None) -> Gate:
