@@ -6,7 +6,7 @@ little more than its decoding. Numbers are checked for range once, over whole co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -49,25 +49,29 @@ _INTEGERS = (
     "resumed_requests",
     "recomputed_tokens",
 )
+_NULLABLE = ("prefix_queries", "prefix_hits")
+_GRAPH = ("hit", "unpadded_tokens", "bucket_tokens")
+_TABLE = (*_INTEGERS, *_NULLABLE, *_GRAPH)
+"""Rows of the integer table, in order; null counts are ``NULL_COUNT``, an absent graph zeros."""
 _TIMES = ("submit_mono_ns", "complete_mono_ns")
 _COUNT_MAX = 1 << 40
 """Counts beyond it are no measurement; a million of them still sum without overflow."""
 _TIME_MAX = 1 << 62
 _BOUND_LOG2 = {str(1 << power): power for power in range(48)}
 _MODE_CODE: dict[str | None, int] = {name: code for code, name in enumerate(MODE_NAMES)}
+_NO_GRAPH = Graph(mode=None, hit=False, unpadded_tokens=0, bucket_tokens=0)
 
 _integers: Callable[[Step], tuple[int, ...]] = attrgetter(*_INTEGERS)
-_graph_numbers: Callable[[Graph], tuple[int, int, int]] = attrgetter(
-    "hit", "unpadded_tokens", "bucket_tokens"
+_nullable: Callable[[Step], tuple[int | None, ...]] = attrgetter(*_NULLABLE)
+_graph_numbers: Callable[[Graph], tuple[int, ...]] = attrgetter(*_GRAPH)
+_whole_step: Callable[[Step], tuple[int, ...]] = attrgetter(
+    *_INTEGERS, *_NULLABLE, *(f"graph.{name}" for name in _GRAPH)
 )
+"""All of ``_TABLE`` at once; fails on a step without a graph."""
 _kv_usage: Callable[[Step], float] = attrgetter("kv_usage")
-_graph: Callable[[Step], Graph | None] = attrgetter("graph")
-_mode: Callable[[Graph], str | None] = attrgetter("mode")
+_mode: Callable[[Step], str | None] = attrgetter("graph.mode")
 _chunks: Callable[[Step], list[int]] = attrgetter("prefill_chunks")
 _contexts: Callable[[Step], dict[str, int] | None] = attrgetter("context_len_hist")
-_nullable_counts: dict[str, Callable[[Step], int | None]] = {
-    name: attrgetter(name) for name in ("prefix_queries", "prefix_hits")
-}
 
 
 class ColumnBuilder:
@@ -90,7 +94,6 @@ class ColumnBuilder:
         """
         try:
             self._add_numbers(steps)
-            self._add_graphs(list(map(_graph, steps)))
             self._add_chunks(list(map(_chunks, steps)))
             self._add_contexts(list(map(_contexts, steps)))
         except OverflowError:
@@ -106,10 +109,8 @@ class ColumnBuilder:
     def _refuse_huge(self, steps: Sequence[Step]) -> None:
         """Find the step whose numbers fit no int64, with its line."""
         for row, step in enumerate(steps):
-            graph = (0,) if step.graph is None else _graph_numbers(step.graph)
-            prefix = (getter(step) or 0 for getter in _nullable_counts.values())
             counts = (step.context_len_hist or {}).values()
-            if max(*_integers(step), *graph, *prefix, *step.prefill_chunks, *counts) > _TIME_MAX:
+            if max(*_careful_step(step), *step.prefill_chunks, *counts) > _TIME_MAX:
                 raise self._fault(self._rows + row, f"a number is over {_TIME_MAX}")
         raise AssertionError("every number of the block fits")
 
@@ -117,34 +118,18 @@ class ColumnBuilder:
         import numpy as np
 
         rows = len(steps)
-        flat = np.fromiter(
-            chain.from_iterable(map(_integers, steps)), np.int64, rows * len(_INTEGERS)
-        )
+        size = rows * len(_TABLE)
+        try:
+            flat = np.fromiter(chain.from_iterable(map(_whole_step, steps)), np.int64, size)
+            modes = _mode_codes(list(map(_mode, steps)))
+        except (AttributeError, TypeError):
+            # Some step of the block has no graph or a null counter: step by step, then.
+            flat = np.fromiter(chain.from_iterable(map(_careful_step, steps)), np.int64, size)
+            modes = np.fromiter(map(_careful_mode, steps), np.int8, rows)
         # Transposed while the block is still in the cache: columns come out contiguous.
-        self._append("integers", flat.reshape(rows, len(_INTEGERS)).T.copy())
-        self._append("kv_usage", np.fromiter(map(_kv_usage, steps), np.float64, rows))
-        for name, getter in _nullable_counts.items():
-            self._append(name, _nullable(getter, steps))
-
-    def _add_graphs(self, graphs: Sequence[Graph | None]) -> None:
-        import numpy as np
-
-        rows = len(graphs)
-        present = [graph for graph in graphs if graph is not None]
-        modes = _mode_codes(list(map(_mode, present)))
-        numbers = np.fromiter(
-            chain.from_iterable(map(_graph_numbers, present)), np.int64, 3 * len(present)
-        )
-        table = numbers.reshape(len(present), 3).T
-        if len(present) < rows:
-            where = np.fromiter((graph is not None for graph in graphs), np.bool_, rows)
-            all_modes = np.full(rows, MODE_ABSENT, np.int8)
-            all_modes[where] = modes
-            whole = np.zeros((3, rows), np.int64)
-            whole[:, where] = table
-            modes, table = all_modes, whole
+        self._append("table", flat.reshape(rows, len(_TABLE)).T.copy())
         self._append("mode", modes)
-        self._append("graph", table.copy())
+        self._append("kv_usage", np.fromiter(map(_kv_usage, steps), np.float64, rows))
 
     def _add_chunks(self, lists: Sequence[list[int]]) -> None:
         import numpy as np
@@ -192,16 +177,15 @@ class ColumnBuilder:
 
         if not self._parts:
             self.add([])
-        by_name: dict[str, Any] = dict(zip(_INTEGERS, self._whole("integers", 1), strict=True))
-        hit_numbers, unpadded, bucket = self._whole("graph", 1)
-        by_name |= {"unpadded_tokens": unpadded, "bucket_tokens": bucket}
-        by_name |= {name: self._whole(name) for name in _nullable_counts}
+        by_name: dict[str, Any] = dict(zip(_TABLE, self._whole("table", 1), strict=True))
         for name, values in by_name.items():
             self._check_range(name, values, _TIME_MAX if name in _TIMES else _COUNT_MAX)
         executed: Bool = by_name.pop("model_executed").astype(np.bool_)
-        hit: Bool = hit_numbers.astype(np.bool_)
+        hit: Bool = by_name.pop("hit").astype(np.bool_)
         mode = self._whole("mode")
-        faults = graph_fault_masks(executed, mode, hit, unpadded, bucket)
+        faults = graph_fault_masks(
+            executed, mode, hit, by_name["unpadded_tokens"], by_name["bucket_tokens"]
+        )
         complete: Int64 = by_name["complete_mono_ns"]
         begins = step_begins(by_name["submit_mono_ns"], complete)
         context_offsets = _offsets(self._whole("context_lengths"))
@@ -252,17 +236,16 @@ def _mode_codes(modes: Sequence[str | None]) -> Int8:
         return np.fromiter(codes, np.int8, len(modes))
 
 
-def _nullable(getter: Callable[[Step], int | None], steps: Sequence[Step]) -> Int64:
-    """Return the counts as int64[steps], ``NULL_COUNT`` for null."""
-    import numpy as np
+def _careful_step(step: Step) -> tuple[int, ...]:
+    """All of ``_TABLE`` for any step."""
+    counts = (NULL_COUNT if value is None else value for value in _nullable(step))
+    return (*_integers(step), *counts, *_graph_numbers(step.graph or _NO_GRAPH))
 
-    try:
-        return np.fromiter(map(getter, steps), np.int64, len(steps))
-    except TypeError:
-        filled: Iterable[int] = (
-            NULL_COUNT if value is None else value for value in map(getter, steps)
-        )
-        return np.fromiter(filled, np.int64, len(steps))
+
+def _careful_mode(step: Step) -> int:
+    if step.graph is None:
+        return MODE_ABSENT
+    return _MODE_CODE.get(step.graph.mode, MODE_UNKNOWN)
 
 
 def _offsets(lengths: Int64) -> Int64:
