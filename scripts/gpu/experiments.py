@@ -87,22 +87,23 @@ class Pattern(NamedTuple):
 
     lengths: str
     requests: int
-    warmup_s: float
+    time_scale: float
+    """Declared factor on warm-up, recovery, drain and segments."""
     segment_s: float
-    recovery_s: float
+    """Clean segment before scaling; three of them."""
 
 
 UNIFORM = "--kind synthetic --input-uniform {} --output-fixed {} --prefix none --arrival steady"
 POOL = "--kind prefix-pool --num-prefixes 8 --prefix-len {} --suffix-fixed {} --output-fixed {}"
 GPU_PATTERNS = {
-    "P01": Pattern(UNIFORM.format("128:512", 64), 12288, 8, 6, 5),
-    "P03": Pattern(UNIFORM.format("4096:8192", 64), 1024, 17, 6, 6),
-    "P08": Pattern(POOL.format(1024, 256, 512) + " --arrival burst:8", 4096, 14, 6, 6),
+    "P01": Pattern(UNIFORM.format("128:512", 64), 12288, 0.15, 54),
+    "P03": Pattern(UNIFORM.format("4096:8192", 64), 1024, 0.3, 27),
+    "P08": Pattern(POOL.format(1024, 256, 512) + " --arrival burst:8", 4096, 0.25, 32),
 }
 CPU_PATTERNS = {
-    "P01": Pattern(UNIFORM.format("32:128", 64), 4096, 6, 3, 3),
-    "P03": Pattern(UNIFORM.format("256:512", 32), 4096, 6, 3, 3),
-    "P08": Pattern(POOL.format(256, 64, 64) + " --arrival burst:8", 4096, 6, 3, 3),
+    "P01": Pattern(UNIFORM.format("32:128", 64), 4096, 0.1, 30),
+    "P03": Pattern(UNIFORM.format("256:512", 32), 4096, 0.1, 30),
+    "P08": Pattern(POOL.format(256, 64, 64) + " --arrival burst:8", 4096, 0.1, 30),
 }
 
 
@@ -185,10 +186,10 @@ def run_pattern(machine: Machine, server: Server, name: str, windows: int) -> st
         *("--model", MODEL_NAME if machine.cpu is None else "tiny-qwen3"),
         *("--load-point", "saturation", "--request-rate", "inf"),
         *("--max-concurrency", str(machine.concurrency), "--ignore-eos", "--temperature", "0"),
-        *("--warmup-seconds", str(pattern.warmup_s)),
+        *("--time-scale", str(pattern.time_scale)),
         *("--clean-segment-seconds", str(pattern.segment_s), "--num-clean-segments", "3"),
         *("--profile-after-clean", "--num-profile-windows", str(windows)),
-        *("--recovery-seconds", str(pattern.recovery_s), "--no-progress"),
+        "--no-progress",
         *("--result-dir", str(server.run_dir / "client")),
         *("--opprof-dir", str(server.opprof_dir)),
         log=log,
@@ -306,7 +307,7 @@ def overhead(machine: Machine, server: Server, shape: str) -> str:
     command = [machine.python, str(SCRIPTS / "overhead_experiment.py"), "--url", server.url]
     command += ["--model", MODEL_NAME if machine.cpu is None else "tiny-qwen3"]
     command += ["--opprof-dir", str(server.opprof_dir), "--out", str(out), "--shape", shape]
-    command += ["--pairs", {"p01": "18", "decode": "18"}[shape] if machine.cpu is None else "12"]
+    command += ["--pairs", "16" if machine.cpu is None else "12"]
     done = subprocess.run(
         [*command, *sizes, "--streams", streams],
         capture_output=True,
