@@ -112,7 +112,7 @@ def join_trace(path: Path, steps: list[dict[str, Any]]) -> list[int]:
 
 def profiler_events(opprof_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of the profiler's event file."""
-    text = (opprof_dir / "engine-0.profiler.jsonl").read_text()
+    text = (opprof_dir / "engine-0.profiler.ndjson").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -4,7 +4,7 @@ The files lie beside the stream. The contract's name is ``engine-config.json``; 
 engine with an index above 0 writes ``engine-<i>-config.json``.
 
 Format history
-    schema 1    engine-config.json; engine-<i>.profiler.jsonl.
+    schema 1    engine-config.json; engine-<i>.profiler.ndjson.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EngineReport(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProfilerEvent(Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of ``engine-<i>.profiler.jsonl``, written when a start or stop call returns."""
+    """One line of ``engine-<i>.profiler.ndjson``, written when a start or stop call returns."""
 
     schema: Literal[1]
     event: Literal["start", "stop"]

@@ -32,7 +32,7 @@ class Session:
     def __init__(self, recorder: Recorder, report: EngineReport, ranks: int) -> None:
         self.recorder = recorder
         self._windows = recorder.path.with_name(
-            recorder.path.name.removesuffix(".jsonl") + ".profiler.jsonl"
+            recorder.path.name.removesuffix(".jsonl") + ".profiler.ndjson"
         )
         set_aside(self._windows)
         self._trace_dir = _local_folder(report.profiler_dir)
