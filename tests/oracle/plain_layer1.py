@@ -94,6 +94,14 @@ def power_of_two_histogram(values: list[int]) -> dict[str, int]:
     return {str(bound): counts[bound] for bound in sorted(counts)}
 
 
+def extent(values: list[Fraction]) -> dict[str, float | None]:
+    return {
+        "mean": real(mean(values)),
+        "min": real(min(values, default=None)),
+        "max": real(max(values, default=None)),
+    }
+
+
 def composition(inside: list[Step], border: int) -> dict[str, Any]:
     ran = [s for s in inside if s["model_executed"]]
     total = {
@@ -138,7 +146,7 @@ def composition(inside: list[Step], border: int) -> dict[str, Any]:
         }
         for name in ("waiting", "running", "deferred")
     }
-    usage = [Fraction(s["kv_usage"]) for s in inside]
+    usages = {"all": inside, "executed": ran}
     return {
         "steps": len(inside),
         "executed_steps": len(ran),
@@ -171,9 +179,8 @@ def composition(inside: list[Step], border: int) -> dict[str, Any]:
         else {str(bound): contexts[bound] for bound in sorted(contexts)},
         "queues": gauges,
         "kv_usage": {
-            "mean": real(mean(usage)),
-            "min": real(min(usage, default=None)),
-            "max": real(max(usage, default=None)),
+            which: extent([Fraction(s["kv_usage"]) for s in chosen])
+            for which, chosen in usages.items()
         },
         "by_mode": by_mode,
         "duration_ns": spent,
