@@ -198,6 +198,19 @@ def scenario_tensor_parallel(env: Path, run: Path) -> str:
     return f"{count} steps, 3 windows on 2 ranks"
 
 
+def scenario_pipeline_parallel(env: Path, run: Path) -> str:
+    """PP2: one stream, two rank traces a window with the same step indices."""
+    server = Server(env, run, flags=["--enforce-eager", "--pipeline-parallel-size", "2"])
+    with server, Load(server, 8):
+        time.sleep(2)
+        for _ in range(2):
+            run_window(server, 1.5)
+    count = check_accounting(server.opprof_dir, final=True)
+    check_steps(steps_of(server.opprof_dir))
+    check_windows(server.opprof_dir, server.trace_dir, 2, 2)
+    return f"{count} steps, 2 windows on 2 stages"
+
+
 def scenario_async_preemption(env: Path, run: Path) -> str:
     """Forced asynchronous scheduling, few KV blocks, structured output and aborts."""
     shim = Path(__file__).resolve().parents[1] / "tests" / "e2e_vllm"
@@ -361,6 +374,7 @@ def _wall(server: Server, mono_ns: int) -> int:
 SCENARIOS: dict[str, Callable[[Path, Path], str]] = {
     "windows": scenario_windows_and_drain,
     "tp2": scenario_tensor_parallel,
+    "pp2": scenario_pipeline_parallel,
     "kill-engine": scenario_kill_engine,
     "kill-parent": scenario_kill_parent,
     "kill-everything": scenario_kill_everything,

@@ -128,6 +128,7 @@ class Oracle:
     def __init__(self) -> None:
         self.expected: list[dict[str, Any]] = []
         self._reached: dict[str, int] = {}
+        self._preempted: set[str] = set()
 
     def saw(self, made: Any, output: Any) -> None:
         """Note one scheduler output."""
@@ -135,6 +136,10 @@ class Oracle:
         cached = output.scheduled_cached_reqs
         before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         before |= {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+        # The V2 runner is handed a resumed request as a new one.
+        back = self._preempted & output.num_scheduled_tokens.keys()
+        self._preempted -= back
+        self._preempted |= output.preempted_req_ids or set()
         again = 0
         for name, count in output.num_scheduled_tokens.items():
             end = before[name] + count
@@ -151,7 +156,7 @@ class Oracle:
                 "running": len(made.running),
                 "waiting": waiting_of(made),
                 "preempted": len(output.preempted_req_ids or ()),
-                "resumed_requests": len(cached.resumed_req_ids),
+                "resumed_requests": len(back),
             }
         )
 
@@ -225,6 +230,15 @@ def test_async_scheduler(tmp_path: Path, depth: int, blocks: int, seed: int) -> 
     if blocks == 40:
         assert sum(step.preemptions for step in steps) > 0
         assert sum(step.recomputed_tokens for step in steps) > 0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_resumed_for_the_v2_runner(tmp_path: Path, seed: int) -> None:
+    made = make_scheduler(async_scheduler.AsyncScheduler, 40)
+    made.use_v2_model_runner = True
+    steps, oracle = drive(made, tmp_path, depth=2, seed=seed)
+    compare(steps, oracle)
+    assert sum(step.resumed_requests for step in steps) > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
