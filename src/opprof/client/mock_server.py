@@ -384,6 +384,8 @@ class _Connection(asyncio.Protocol):
         if path == "/_mock/clear":
             self._server.clear()
         self.answer(200, self._server.report() if path == "/_mock/log" else b"{}")
+        if path == "/_mock/stop":
+            self._server.loop.call_later(0.05, os.kill, os.getpid(), signal.SIGTERM)
 
     def answer(self, status: int, body: bytes) -> None:
         head = f"HTTP/1.1 {status} Mock\r\ncontent-type: application/json\r\n"
