@@ -3,7 +3,7 @@
   python bench/client_load.py [--rounds 3] [--vllm PYTHON] [--guidellm COMMAND] [--aiperf COMMAND]
 
 (a) closed loop of 256, 64 output tokens, no delay: requests/s, CPU seconds per 1,000 requests, RSS;
-(b) 100 requests/s, 16 tokens at 5 ms: lag against the ideal grid, anchored at its own median offset;
+(b) 100 requests/s, 16 tokens at 5 ms: lag against the ideal grid, anchored at its median offset;
 (c) bursts of 8 every 0.5 s: spread from first to last arrival; (d) process start to first request
 for 2,000 prompts of 1,280 tokens. Every client is one process tree pinned to core 1, the mock to
 core 0; rounds are interleaved. Ratios to the floor (a raw client that parses nothing) carry over to

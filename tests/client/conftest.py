@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import urllib.request
@@ -14,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_helpers import SCRIPT, environment
 
 from opprof.protocol.load import packaged_path
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "opprof_phase3_client.py"
 
 
 @dataclass
@@ -51,12 +48,6 @@ def running_mock(*flags: str) -> Iterator[Mock]:
         process.wait(20)
         assert process.stdout is not None
         process.stdout.close()
-
-
-def environment(**extra: str) -> dict[str, str]:
-    """The environment of a child: this checkout's sources, no key from outside."""
-    kept = {k: v for k, v in os.environ.items() if not k.endswith(("_API_KEY", "OPPROF_HEADERS"))}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), **extra}
 
 
 @pytest.fixture

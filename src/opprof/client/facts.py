@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opprof.artifacts.engine import ProfilerEvent
 from opprof.artifacts.run import Interval, RequestRecord
 from opprof.client.journal import Failure
 from opprof.client.plan import RunPlan
@@ -46,6 +47,8 @@ class RunFacts:
     health: Health | None
     """None in virtual time."""
     window_source: str | None
+    profiler_events: list[ProfilerEvent]
+    """What the engine's recorder wrote of the profiler; empty where it writes nothing."""
 
     @property
     def clean(self) -> tuple[int, int] | None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from fractions import Fraction
 
-from opprof.artifacts.common import Gate, Outcome, Value
+from opprof.artifacts.common import Gate, Outcome
 from opprof.client.facts import RunFacts
 from opprof.client.journal import COUNT_ERRORS
+from opprof.client.profiler import stop_event
 from opprof.client.recovery import recovery_gate
 from opprof.client.schedule import NS_PER_S, seconds_to_ns
 from opprof.client.summary import admitted_in, completed_in, quantile
@@ -131,11 +133,15 @@ def _offered_rate(facts: RunFacts, gates: Gates) -> Gate:
         text = "the closed loop has no rate" if rate is None else "the run has no clean segment"
         return _absent("offered_rate", text, meaning)
     start_ns, end_ns = clean
-    offered = len(admitted_in(facts.records, start_ns, end_ns)) * NS_PER_S / (end_ns - start_ns)
+    count = len(admitted_in(facts.records, start_ns, end_ns))
+    offered = count * NS_PER_S / (end_ns - start_ns)
     error = offered / rate - 1
+    # In exact arithmetic, so that a deviation of just the tolerance passes.
+    exact = Fraction(count * NS_PER_S, end_ns - start_ns) / Fraction(rate) - 1
+    good = abs(exact) <= Fraction(str(gates.offered_rate_error_max))
     return Gate(
         name="offered_rate",
-        outcome="pass" if abs(error) <= gates.offered_rate_error_max else "fail",
+        outcome="pass" if good else "fail",
         reason=f"{offered:.4f} requests/s offered, {rate:.4f} wanted ({error:+.2%})",
         numbers={
             "offered_rps": offered,
@@ -220,35 +226,46 @@ def _client_loop_delay(facts: RunFacts, gates: Gates) -> Gate:
 
 
 def _profile_windows(facts: RunFacts) -> list[Gate]:
-    result = []
-    for index in range(facts.plan.windows.count):
-        record = next((w for w in facts.windows if w.index == index), None)
-        start = None if record is None or record.start is None else record.start.status
-        stop = None if record is None or record.stop is None else record.stop.status
-        over = record is not None and record.iterations_over_ns is not None
-        good = start == 200 and stop == 200 and over
-        numbers: dict[str, Value] = {
+    return [_profile_window(facts, index) for index in range(facts.plan.windows.count)]
+
+
+def _profile_window(facts: RunFacts, index: int) -> Gate:
+    """Both calls answered 200, the iterations were over, and the engine reports no fault."""
+    record = next((w for w in facts.windows if w.index == index), None)
+    start = None if record is None or record.start is None else record.start.status
+    stop = None if record is None or record.stop is None else record.stop.status
+    over = record is not None and record.iterations_over_ns is not None
+    event = None if record is None else stop_event(facts.profiler_events, record)
+    traces = None if event is None else len(event.traces)
+    expected = None if event is None else event.expected_ranks
+    if not (start == 200 and stop == 200 and over):
+        outcome, reason = _fail(
+            f"start {start}, stop {stop}, iterations {'over' if over else 'not over'}"
+        )
+    elif event is not None and event.fault is not None:
+        outcome, reason = _fail("the engine's profiler reports a fault")
+    elif traces is not None and expected is not None and traces != expected:
+        outcome, reason = _fail(f"{traces} traces were written, {expected} are needed")
+    else:
+        outcome, reason = "pass", "both calls answered 200 and the iterations were over"
+    return Gate(
+        name="profile_window",
+        outcome=outcome,
+        reason=reason,
+        numbers={
             "start_status": start,
             "stop_status": stop,
             "steps_seen": None if record is None else record.steps,
             "steps_wanted": facts.plan.windows.steps,
             "source": facts.window_source,
-        }
-        reason = "both calls answered 200 and the iterations were over"
-        if not good:
-            reason = f"start {start}, stop {stop}, iterations {'over' if over else 'not over'}"
-        result.append(
-            Gate(
-                name="profile_window",
-                outcome="pass" if good else "fail",
-                reason=reason,
-                numbers=numbers,
-                scope=f"window{index}",
-                meaning="The profile window has no complete trace.",
-                action="Start the server with the protocol's --profiler-config.",
-            )
-        )
-    return result
+            "traces": traces,
+            "traces_expected": expected,
+            "fault": None if event is None else event.fault,
+        },
+        scope=f"window{index}",
+        meaning="The profile window has no complete trace.",
+        action="Start the server with the protocol's --profiler-config and the opprof plugin.",
+    )
 
 
 def _recoveries(facts: RunFacts, gates: Gates) -> list[Gate]:

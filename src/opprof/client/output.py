@@ -22,8 +22,11 @@ class OutputFolder:
         self.folder = folder
         self.requests = folder / "requests.jsonl"
         # In the contract's layout the summary lies in the run directory above ``client/``.
-        holder = folder.resolve().parent if folder.name == "client" else folder
+        in_run = folder.name == "client"
+        holder = folder.resolve().parent if in_run else folder
         self.manifest_summary = holder / "manifest.sha256"
+        self.traces = holder / "traces" if in_run else None
+        """Where collected traces go; None outside a run directory."""
 
     def check(self) -> None:
         """Refuse a folder that holds (a part of) an earlier run: nothing is overwritten.

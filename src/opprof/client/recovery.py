@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from opprof.artifacts.common import Gate, Outcome, Value
 from opprof.client.schedule import NS_PER_S
@@ -50,8 +51,8 @@ def recovery_gate(
     rate_median = quantile(sorted(clean.rates), 0.5) if clean.rates else 0.0
     depths = sorted(depth for depth in clean.depths if depth is not None)
     depth_median = quantile(depths, 0.5) if depths else None
-    tolerance = gates.recovery_tolerance
-    rate_ok = [abs(rate - rate_median) <= tolerance * rate_median for rate in after.rates]
+    tolerance = Fraction(str(gates.recovery_tolerance))
+    rate_ok = [_within(rate, rate_median, tolerance) for rate in after.rates]
     depth_ok = [
         _depth_ok(depth, depth_median, tolerance, gates.recovery_zero_median_waiting_max)
         for depth in after.depths
@@ -60,7 +61,7 @@ def recovery_gate(
     first = both.index(True) if True in both else None
     numbers: dict[str, Value] = {
         "rolling_s": length_ns / NS_PER_S,
-        "tolerance": tolerance,
+        "tolerance": gates.recovery_tolerance,
         "clean_rate_median_rps": rate_median,
         "clean_waiting_median": depth_median,
         "zero_median_waiting_max": gates.recovery_zero_median_waiting_max,
@@ -101,13 +102,18 @@ def _verdict(
 
 
 def _depth_ok(
-    depth: float | None, median: float | None, tolerance: float, zero_max: int
+    depth: float | None, median: float | None, tolerance: Fraction, zero_max: int
 ) -> bool | None:
     if depth is None or median is None:
         return None
     if median == 0:
         return depth <= zero_max
-    return abs(depth - median) <= tolerance * median
+    return _within(depth, median, tolerance)
+
+
+def _within(value: float, median: float, tolerance: Fraction) -> bool:
+    """Compare exactly, so that a deviation of just the tolerance passes."""
+    return abs(Fraction(value) - Fraction(median)) <= tolerance * Fraction(median)
 
 
 def _look(

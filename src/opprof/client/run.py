@@ -8,7 +8,7 @@ import gc
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ from opprof.client.output import OutputFolder
 from opprof.client.plan import RunPlan
 from opprof.client.ports import RequestSpec, WindowWatch
 from opprof.client.preflight import check_server
+from opprof.client.profiler import (
+    CollectedTrace,
+    EngineProfiler,
+    check_schedule,
+    collect_traces,
+    read_engine_profiler,
+    read_events,
+)
 from opprof.client.progress import Display
 from opprof.client.realtime import LoopClock
 from opprof.client.results import Binding, artefacts_of, timeline_of
@@ -146,12 +154,13 @@ class _Run:
         self._manifest = manifest
         self._endpoint = endpoint
         self._output = output
+        self._engine: EngineProfiler | None = None
         self._writes: list[asyncio.Future[None]] = []
 
     async def go(self) -> RunReport:
         """Run inside an event loop."""
         options, plan, output = self._options, self._plan, self._output
-        stream_file = None if options.opprof_dir is None else stream_path(options.opprof_dir)
+        stream_file = self._engine_files()
         await check_server(self._endpoint, options.model, profile=plan.windows.count > 0)
         output.create(self._manifest.summary)
         journal = Journal(output.requests)
@@ -180,12 +189,33 @@ class _Run:
             return RunReport(None, output.folder)
         if output_error is not None:
             raise output_error
-        stream = None
+        stream, events = None, []
         if stream_file is not None:
             await _wait_for_flush(stream_file, session, self._protocol)
-            stream = read_stream(stream_file)
-        facts = session.facts(stream, probe.health())
+            stream, events = read_stream(stream_file), read_events(stream_file.parent)
+        facts = session.facts(stream, probe.health(), events)
         return RunReport(self._write(facts, clock.name, transport), output.folder)
+
+    def _engine_files(self) -> Path | None:
+        """Return the Layer-1 stream's path and check what the engine says of its profiler."""
+        options = self._options
+        if options.opprof_dir is None:
+            return None
+        path = stream_path(options.opprof_dir)
+        self._engine = read_engine_profiler(options.opprof_dir)
+        if self._engine is not None and self._plan.windows.count:
+            check_schedule(
+                self._engine, options.profile_warmup_iterations, options.profile_active_iterations
+            )
+        return path
+
+    def _collect(self, facts: RunFacts) -> list[CollectedTrace]:
+        """Put the windows' traces into the run directory, where the engine's folder is readable."""
+        folder = None if self._engine is None else self._engine.profiler_dir
+        target = self._output.traces
+        if folder is None or target is None or not Path(folder).is_dir():
+            return []
+        return collect_traces(facts.profiler_events, facts.windows, Path(folder), target)
 
     def _watch(self, stream_file: Path | None) -> WindowWatch:
         plan, options = self._plan, self._options
@@ -250,15 +280,16 @@ class _Run:
             manifest_sha256=self._manifest.sha256,
             code_version=__version__,
             code_sha256=code_sha256(),
-            extra=self._extra(transport),
+            extra=self._extra(transport, self._collect(facts)),
         )
         artefacts = artefacts_of(facts, clock, binding)
         self._output.write_all(artefacts, facts, binding)
         return artefacts.result
 
-    def _extra(self, transport: HttpTransport) -> dict[str, Any]:
+    def _extra(self, transport: HttpTransport, traces: list[CollectedTrace]) -> dict[str, Any]:
         rate = self._rate
         return {
+            "traces": [asdict(trace) for trace in traces],
             "rate": None
             if rate is None
             else {

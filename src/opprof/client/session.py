@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from opprof.artifacts.engine import ProfilerEvent
 from opprof.client.admission import Admission, Flight
 from opprof.client.facts import Health, RunFacts
 from opprof.client.journal import Failure, Journal
@@ -51,7 +52,12 @@ class Session:
         """Stop at once; what is outstanding is recorded as interrupted."""
         self.machine.interrupt()
 
-    def facts(self, stream: StepStream | None, health: Health | None) -> RunFacts:
+    def facts(
+        self,
+        stream: StepStream | None,
+        health: Health | None,
+        profiler_events: list[ProfilerEvent] | None = None,
+    ) -> RunFacts:
         """Return everything that the finished run is judged by."""
         machine = self.machine
         return RunFacts(
@@ -66,7 +72,8 @@ class Session:
             outstanding_max=self.admission.outstanding_max,
             stream=stream,
             health=health,
-            window_source=None if self._watch is None else self._watch.source,
+            window_source=self._watch.source if self._watch and self.plan.windows.count else None,
+            profiler_events=profiler_events or [],
         )
 
     def _ended(self, flight: Flight, outcome: Outcome) -> None:

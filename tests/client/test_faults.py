@@ -1,0 +1,305 @@
+"""What goes wrong on the way: each ends with one clear message or reason, and whole lines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from client_helpers import SCRIPT, environment
+
+from opprof.workload.read import open_manifest
+
+Client = Callable[..., subprocess.CompletedProcess[str]]
+Flags = Callable[..., list[str]]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return value
+
+
+def whole_lines(folder: Path) -> list[dict[str, Any]]:
+    data = (folder / "requests.jsonl").read_bytes()
+    assert data == b"" or data.endswith(b"\n")
+    return [json.loads(line) for line in data.splitlines()]
+
+
+CODES = {
+    "http_500": "http_500",
+    "cut": "cut_stream",
+    "no_done": "no_done",
+    "no_usage": "no_usage",
+    "stream_error": "stream_error",
+    "wrong_output": "output_count",
+    "wrong_input": "input_count",
+}
+"""The mock's fault to the client's reason code."""
+
+
+def test_failed_requests_in_a_clean_segment_fail_the_run_with_their_reasons(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    # About 400 requests/s: numbers from 600 fall into the clean 2.4 s after 0.6 s of warm-up.
+    faults = {str(600 + 20 * k): fault for k, fault in enumerate(CODES)}
+    server = mock("--step-ms", "10", "--faults", json.dumps(faults))
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(
+        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
+    )
+    done = client(flags)
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = result_of(folder)
+    assert not result["accepted"]
+    clean, counts = (
+        next(reason for reason in result["reasons"] if reason.startswith(gate))
+        for gate in ("clean_requests", "token_counts")
+    )
+    assert all(f"{code} x1" in clean for code in CODES.values())
+    assert "input_count x1, output_count x1" in counts
+    lines = [line for line in whole_lines(folder) if line["error"] is not None]
+    assert sorted(line["error"] for line in lines) == sorted(CODES.values())
+    for line in lines:
+        answered = line["error"] in ("output_count", "input_count")
+        assert (line["completed_mono_ns"] is not None) == answered
+        assert (line["ended_mono_ns"] is not None) != answered
+    assert "injected" not in done.stdout + done.stderr + json.dumps(result)
+
+
+def test_a_failure_in_the_warm_up_is_recorded_and_fails_nothing(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--step-ms", "10", "--faults", '{"3": "http_500"}')
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(
+        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
+    )
+    done = client(flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sanity = json.loads((folder / "sanity.json").read_text())
+    gate = next(gate for gate in sanity["gates"] if gate["name"] == "clean_requests")
+    assert gate["numbers"]["failed_outside"] == 1
+    assert gate["numbers"]["codes_outside"] == "http_500 x1"
+
+
+def test_a_connection_that_the_server_closed_while_idle_costs_no_request(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--step-ms", "10", "--faults", '{"40": "swallow"}')
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(
+        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
+    )
+    done = client(flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert result_of(folder)["metrics"]["client"]["resent"] == 1
+    assert all(line["error"] is None for line in whole_lines(folder))
+
+
+def test_a_server_that_dies_ends_the_run_at_once(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--step-ms", "10")
+    folder = tmp_path / "run" / "client"
+
+    def kill() -> None:
+        time.sleep(1.5)
+        with suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(f"{server.url}/_mock/die").close()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    done = client(run_flags(manifest(), server.url, folder, time_scale=1.0))
+    killer.join()
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = result_of(folder)
+    assert any("does not accept connections" in reason for reason in result["reasons"])
+    assert json.loads((folder / "timeline.json").read_text())["state"] == "failed"
+    assert {line["error"] for line in whole_lines(folder)} <= {None, "cut_stream", "connect"}
+
+
+def test_a_slow_drain_is_quarantined(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    # 16 requests of 40 steps of 10 ms, three at a time: the drain needs 2 s, and 1.2 s are allowed.
+    server = mock("--step-ms", "10", "--slots", "3")
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(
+        manifest(output=40),
+        server.url,
+        folder,
+        profile_after_clean=False,
+        num_profile_windows=0,
+    )
+    done = client(flags)
+    result = result_of(folder)
+    assert result["drain_quarantined"], done.stdout
+    assert result["accepted"] and done.returncode == 0
+    assert "drain-quarantined" in done.stdout
+    assert all(line["error"] is None for line in whole_lines(folder))
+    assert result["metrics"]["drain_budget_s"] == pytest.approx(1.2)
+    assert result["metrics"]["drain_timeout_requested_s"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_whole_lines_and_says_so(
+    number: signal.Signals, tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags
+) -> None:
+    server = mock("--step-ms", "10")
+    folder = tmp_path / "run" / "client"
+    process = start(run_flags(manifest(), server.url, folder, time_scale=1.0))
+    wait_for_lines(folder)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in errors
+    lines = whole_lines(folder)
+    assert sum(line["error"] == "interrupted" for line in lines) == 16
+    assert all(line["completed_mono_ns"] is not None for line in lines if line["error"] is None)
+    timeline = json.loads((folder / "timeline.json").read_text())
+    assert timeline["state"] == "interrupted"
+    assert not (folder / "result.json").exists()
+
+
+def test_a_killed_client_leaves_whole_lines_and_no_result(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--step-ms", "10")
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(manifest(), server.url, folder, time_scale=1.0)
+    process = start(flags)
+    wait_for_lines(folder)
+    process.kill()
+    process.communicate(timeout=30)
+    assert whole_lines(folder)
+    assert json.loads((folder / "timeline.json").read_text())["state"] == "running"
+    assert not (folder / "result.json").exists()
+    # What it left is never overwritten.
+    before = (folder / "requests.jsonl").read_bytes()
+    done = client(flags)
+    assert done.returncode == 2 and "E-STATE" in done.stderr
+    assert (folder / "requests.jsonl").read_bytes() == before
+
+
+def start(flags: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def wait_for_lines(folder: Path) -> None:
+    give_up = time.monotonic() + 30
+    path = folder / "requests.jsonl"
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_a_full_disk_is_one_message_and_no_result(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags
+) -> None:
+    server = mock("--step-ms", "5")
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(manifest(), server.url, folder, time_scale=1.0)
+    # A limit on the size of any file stands for the full disk: writes beyond it fail.
+    code = (
+        "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000));"
+        f"sys.argv = [{str(SCRIPT)!r}, *sys.argv[1:]];"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1 and "cannot write" in done.stderr
+    assert whole_lines(folder)
+    assert not (folder / "result.json").exists()
+    assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_profile_endpoints_that_are_missing_fail_before_the_load(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--no-profile")
+    folder = tmp_path / "run" / "client"
+    done = client(run_flags(manifest(), server.url, folder))
+    assert done.returncode == 1 and "/start_profile" in done.stderr and "404" in done.stderr
+    assert server.log()["arrivals"] == [] and not folder.exists()
+
+
+def test_an_unreachable_server(
+    tmp_path: Path, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    folder = tmp_path / "run" / "client"
+    done = client(run_flags(manifest(), "http://127.0.0.1:9", folder))
+    assert done.returncode == 1 and "no HTTP server at http://127.0.0.1:9" in done.stderr
+    assert done.stderr.count("\n") == 1 and not folder.exists()
+
+
+def test_another_model(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--model", "other")
+    done = client(run_flags(manifest(), server.url, tmp_path / "run" / "client"))
+    assert done.returncode == 1 and "serves other, not mock" in done.stderr
+
+
+def test_the_key_comes_from_the_environment_and_is_never_shown(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock("--step-ms", "5", "--require-key", "sesame")
+    folder = tmp_path / "run" / "client"
+    flags = run_flags(
+        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
+    )
+    refused = client(flags)
+    assert refused.returncode == 1 and "OPPROF_API_KEY" in refused.stderr
+    done = client(flags, OPENAI_API_KEY="sesame", OPPROF_HEADERS="X-Team: turquoise")
+    assert done.returncode == 0, done.stdout + done.stderr
+    texts = [p.read_text() for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    for text in [*texts, done.stdout, done.stderr]:
+        assert "sesame" not in text and "turquoise" not in text
+
+
+def test_no_layer1_stream_where_one_is_promised(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    server = mock()
+    flags = run_flags(
+        manifest(), server.url, tmp_path / "run" / "client", opprof_dir=tmp_path / "none"
+    )
+    done = client(flags)
+    assert done.returncode == 1 and "no Layer-1 stream" in done.stderr
+
+
+def test_a_manifest_that_was_changed(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    path = manifest(50)
+    with open_manifest(path, verify=True) as opened:
+        summary = msgspec.json.encode(opened.summary)
+    path.with_name(path.stem + ".manifest.sha256").write_bytes(summary)
+    path.write_text(path.read_text().replace("[0,1,", "[0,2,"))
+    folder = tmp_path / "run" / "client"
+    done = client(run_flags(path, mock().url, folder))
+    assert done.returncode == 2 and "changed" in done.stderr and not folder.exists()
