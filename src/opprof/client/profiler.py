@@ -1,7 +1,7 @@
 """What the engine's recorder says of the profiler, and the traces' way into the run directory.
 
 Read beside the Layer-1 stream in ``--opprof-dir``: ``engine-config.json`` (schedule and folder of
-the profiler) and ``engine-0.profiler.jsonl`` (one line a start or stop, with the traces it left).
+the profiler) and ``engine-0.profiler.ndjson`` (one line a start or stop, with the traces it left).
 Both are absent with other producers; then nothing is known and nothing is collected.
 """
 
@@ -21,7 +21,7 @@ from opprof.client.timeline import WindowRecord
 from opprof.errors import EnvironmentFailure, SchemaError, StateConflict
 from opprof.files import read_bytes, sha256_file, sync_folder
 
-EVENTS_NAME = "engine-0.profiler.jsonl"
+EVENTS_NAME = "engine-0.profiler.ndjson"
 CONFIG_NAME = "engine-config.json"
 
 _RANK = re.compile(r"(?:^|[_\-.])rank[-_]?(\d+)(?=[._\-]|$)")
