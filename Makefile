@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OUT ?= out
 
-.PHONY: help setup demo test lint types unit slow nightly bench lock schemas clean
+.PHONY: help setup demo test lint types unit slow e2e-vllm nightly bench lock schemas clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -37,9 +37,16 @@ unit: setup
 slow: setup ## The end-to-end checks that .ci/run adds to `make test`
 	$(BIN)/python -m pytest -q -m slow
 
+e2e-vllm: ## The plugin against a real vLLM 0.24.0 on this CPU (makes its environment: 6 GB)
+	scripts/e2e_vllm.sh 0.24.0
+
+nightly: ## The plugin against the newest vLLM that runs here
+	scripts/e2e_vllm.sh 0.32.0
+
 bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/trace_read.py
 	$(BIN)/python bench/layer1_read.py
+	$(BIN)/python bench/recorder_step.py
 	$(BIN)/python bench/materialize.py --patterns P03,P08
 
 lock: ## Re-pin requirements.lock from pyproject.toml
