@@ -301,7 +301,7 @@ def windows(shares: list[dict[str, float]], ranks: int, unmatched: str) -> list[
             }
             pinned = window_families(number, rank, "v2", mine, unmatched)
             other = window_families(number, rank, "v1", moved, unmatched)
-            step = ActiveStep(2, 1000, "NONE", 100, {"attention": 100})
+            step = ActiveStep(2, 1000, "NONE", 150_000_000 + rank, {"attention": 100})
             fields = msgspec.structs.asdict(pinned)
             found.append(Window(**fields, steps=[step], alternatives={"v1": other}))
     return found

@@ -119,7 +119,7 @@ def test_timeline_leaves_a_stall_blank_and_says_how_it_was_binned() -> None:
     assert table is not None
     figure = steps.timeline("t", run, table)
     assert figure is not None
-    mean = next(trace for trace in figure.data if trace["name"] == "mean of a bin")
+    mean = next(trace for trace in figure.data if trace["name"] == "mean")
     assert None in mean["y"]
     assert "2,000 executed steps" in figure.notes[0] and "minimum and maximum" in figure.notes[0]
     assert len(figure.layout["shapes"]) == len(samples.intervals())

@@ -74,8 +74,8 @@ def test_simulated_and_scaled_runs_are_marked_wherever_they_are_named() -> None:
 def test_every_null_of_the_waste_table_names_its_reason() -> None:
     table = waste.waste("w", SAMPLE)
     nulls = [cell for row in table.rows for cell in row if cell.text == "n/a"]
-    assert nulls and all(cell.title and cell.sub.startswith("note ") for cell in nulls)
-    assert table.notes == (
+    assert nulls and all(cell.title and cell.sub.startswith(f"note{NBSP}") for cell in nulls)
+    assert table.notes[:3] == (
         "note 1: no complete cohort of 128",
         "note 2: 2 supported mixed steps, 30 are needed",
         "note 3: no layer scope in the trace",
@@ -85,7 +85,7 @@ def test_every_null_of_the_waste_table_names_its_reason() -> None:
 def test_missing_waste_artefact_is_said() -> None:
     bare = msgspec.structs.replace(SAMPLE.runs[0], waste=None)
     table = waste.waste("w", ReportInput((bare,)))
-    assert table.notes == ("note 1: the run has no waste.json",)
+    assert table.notes[0] == "note 1: the run has no waste.json"
 
 
 def test_ratios_stand_below_absolute_values() -> None:
@@ -94,7 +94,7 @@ def test_ratios_stand_below_absolute_values() -> None:
         ("31", "reference"),
         ("4", "reference"),
         ("3.4", "×0.850"),
-        ("4", "no C00 run"),
+        ("4", f"no{NBSP}C00{NBSP}run"),
         ("9", "reference"),
     ]
 
@@ -131,6 +131,15 @@ def test_device_time_is_apart_and_missing_times_say_why() -> None:
     bare = msgspec.structs.replace(SAMPLE.runs[0], kernels=kernels)
     cell = column(shares.device("d", ReportInput((bare,))), "memcpy")[0]
     assert (cell.text, cell.title) == ("n/a", "this window's artefact has no device times")
+
+
+def test_kernel_time_stands_beside_clean_step_duration_by_mode_and_rank() -> None:
+    table = shares.fill("f", SAMPLE)
+    assert [cell.text for cell in column(table, "graph mode")] == ["NONE"] * 6
+    assert column(table, "active steps")[0].text == "2"
+    median, clean = column(table, "kernels median")[0], column(table, "clean step median")[0]
+    assert (median.text, clean.text) == ("150", "152")
+    assert plain(column(table, "of it in kernels")[0].text) == "98.7 %"
 
 
 def test_null_failure_rate_stands_beside_each_verdict() -> None:

@@ -160,7 +160,9 @@ def ranking_section(report: ReportInput) -> Section:
     )
     ratios = ranking_tables.ratios("ratios", report, comparison)
     means = ranking_tables.aggregates("aggregates", report, comparison)
-    blocks.append(Fold("Ratios to the baseline config and their means", (ratios, means)))
+    blocks.append(
+        Fold("Ratios to the baseline config and their means", (ratios, means), printed=False)
+    )
     return Section("ranking", "Ranking and inversions", lead, tuple(blocks))
 
 
@@ -259,7 +261,10 @@ def represent_section(report: ReportInput) -> Section:
 
 def device_section(report: ReportInput) -> Section:
     """Times kept out of the shares, and kernels no rule matched."""
-    blocks: list[Block] = [shares.device("device-table", report)]
+    blocks: list[Block] = [
+        shares.fill("fill-table", report),
+        shares.device("device-table", report),
+    ]
     for number, run in enumerate(report.runs):
         table = shares.unmatched(f"unmatched-{number}", run)
         blocks.append(Fold(f"Unmatched kernels of {run.label}", (table,), open=False))
@@ -293,7 +298,9 @@ def sanity_section(report: ReportInput, own: SanityBlock) -> Section:
         flags = Text(tuple(run.red_flags), tone="fail", bullets=True, heading="Red flags")
         blocks.append(Fold(caption, (flags, table) if run.red_flags else (table,)))
     table = runs.sanity("sanity-report", "Sanity block of this report", [("report", own)])
-    blocks.append(Fold("Sanity block of this report: its tables and figures", (table,)))
+    blocks.append(
+        Fold("Sanity block of this report: its tables and figures", (table,), printed=False)
+    )
     lead = (
         "Count, finite, missing, range and distinct values of every family of numbers; the same "
         "as JSON in this file's script element with the id “sanity”."

@@ -66,7 +66,7 @@
       if (!report.plots) return;
       holders.forEach((holder) => {
         const figure = figures[holder.dataset.figure];
-        const layout = { ...themed(figure.layout), width: 690 };
+        const layout = { ...themed(figure.layout), width: 720 };
         window.Plotly.react(holder, figure.data, layout, { staticPlot: true });
       });
     });

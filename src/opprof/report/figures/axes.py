@@ -7,6 +7,9 @@ from typing import Any
 
 from opprof.report.formats import number
 
+_DECADES_ONLY_FROM = 40
+"""Ratio of the ends from which ticks at 2 and 5 would crowd a narrow panel."""
+
 
 def log_axis(values: list[float | None]) -> dict[str, Any]:
     """Return a logarithmic axis over the positive ``values`` with ticks at 1, 2 and 5.
@@ -16,9 +19,9 @@ def log_axis(values: list[float | None]) -> dict[str, Any]:
     positive = [value for value in values if value is not None and value > 0]
     if not positive:
         return {"type": "log"}
-    low, high = min(positive) / 1.15, max(positive) * 1.15
+    low, high = min(positive) / 1.3, max(positive) * 1.3
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first <= 3 else (1,)
+    steps = (1, 2, 5) if high / low < _DECADES_ONLY_FROM else (1,)
     ticks = [step * 10.0**power for power in range(first, last + 1) for step in steps]
     shown = [tick for tick in ticks if low <= tick <= high]
     return {

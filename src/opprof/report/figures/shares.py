@@ -60,8 +60,8 @@ def mode_bars(run: RunView) -> list[Bar]:
             part = window.by_mode.get(mode)
             if part is None or not part.reported or part.kernel_ns <= 0:
                 continue
-            steps = f"{part.active_steps} step{'s' * (part.active_steps != 1)}"
-            name = f"{mode} · {window_name(window, ranks)} · {steps}"
+            # plotly orders inner labels by their first use anywhere: they must not hold counts.
+            name = f"{mode} · {window_name(window, ranks)}"
             bars.append(Bar(plot_label(run), name, part.families, part.kernel_ns))
     return bars
 

@@ -114,7 +114,7 @@ def _line(
 def _durations(bins: Bins, origin: int) -> list[dict[str, Any]]:
     span = {
         "type": "bar",
-        "name": "step duration, minimum to maximum of a bin",
+        "name": "step duration, min to max",
         "x": [_seconds(start + bins.width_ns // 2, origin) for start in bins.start_ns],
         "base": [round(value / 1e6, 4) for value in bins.duration_min_ns],
         "y": [
@@ -134,7 +134,7 @@ def _durations(bins: Bins, origin: int) -> list[dict[str, Any]]:
     }
     bold = {"line": {"width": 1.6, "color": "#0072B2"}, "hovertemplate": "%{y:.2f} ms"}
     mean = [value / 1e6 for value in bins.duration_mean_ns]
-    return [span, _line(bins, origin, mean, "mean of a bin", "y", **bold)]
+    return [span, _line(bins, origin, mean, "mean", "y", **bold)]
 
 
 def _tokens(bins: Bins, origin: int) -> list[dict[str, Any]]:
@@ -142,8 +142,8 @@ def _tokens(bins: Bins, origin: int) -> list[dict[str, Any]]:
     orange = {"line": {"width": 1.6, "color": "#D55E00"}, **hover}
     green = {"line": {"width": 1.6, "color": "#009E73", "dash": "dash"}, **hover}
     return [
-        _line(bins, origin, bins.prefill_mean, "prefill tokens per step", "y2", **orange),
-        _line(bins, origin, bins.decode_mean, "decode tokens per step", "y2", **green),
+        _line(bins, origin, bins.prefill_mean, "prefill tokens", "y2", **orange),
+        _line(bins, origin, bins.decode_mean, "decode tokens", "y2", **green),
     ]
 
 
@@ -152,8 +152,8 @@ def _queues(bins: Bins, origin: int) -> list[dict[str, Any]]:
     sky = {"line": {"width": 1.6, "color": "#CC79A7"}, **hover}
     gold = {"line": {"width": 1.6, "color": "#E69F00", "dash": "dot"}, **hover}
     return [
-        _line(bins, origin, bins.running_mean, "running requests", "y3", **sky),
-        _line(bins, origin, bins.waiting_mean, "waiting requests", "y3", **gold),
+        _line(bins, origin, bins.running_mean, "running", "y3", **sky),
+        _line(bins, origin, bins.waiting_mean, "waiting", "y3", **gold),
     ]
 
 
@@ -210,7 +210,7 @@ def _layout(
     slanted = any(mark["textangle"] for mark in marks)
     return {
         "barmode": "overlay",
-        "margin": {"l": 64, "r": 12, "t": 70 if slanted else 26, "b": 88},
+        "margin": {"l": 64, "r": 12, "t": 70 if slanted else 26, "b": 70},
         "xaxis": {"ticksuffix": " s", "anchor": "y3", "range": [0, whole_s]},
         "yaxis": {"domain": [0.70, 1.0], **log_axis(durations), "title": {"text": "ms, log"}},
         "yaxis2": {"domain": [0.36, 0.64], "title": {"text": "tokens"}, "rangemode": "tozero"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opprof.report.blocks import Cell, Column, Tone
-from opprof.report.formats import NULL, number, percent, ratio
+from opprof.report.formats import NBSP, NULL, number, percent, ratio
 from opprof.report.inputs import RunView, flags_of
 
 RUN = Column("run", numeric=False)
@@ -46,7 +46,7 @@ def against(value: float | None, reference: float | None, is_reference: bool) ->
     """Return an absolute value with its ratio to C00 below it, never the ratio alone."""
     if is_reference:
         return value_cell(value, sub="reference")
-    return value_cell(value, sub=ratio(value, reference) or "no C00 run")
+    return value_cell(value, sub=ratio(value, reference) or f"no{NBSP}C00{NBSP}run")
 
 
 def reference_for(run: RunView, runs: tuple[RunView, ...]) -> RunView | None:

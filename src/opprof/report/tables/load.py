@@ -5,7 +5,7 @@ from __future__ import annotations
 from opprof.artifacts.common import Series
 from opprof.artifacts.composition import Composition, EndToEnd
 from opprof.report.blocks import Cell, Table
-from opprof.report.formats import NULL, number, percent
+from opprof.report.formats import NBSP, NULL, number, percent
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.palette import MODES, mode_order
 from opprof.report.tables.cells import (
@@ -195,21 +195,21 @@ def _colour(mode: str) -> str:
 
 def _left_out(part: Composition) -> str:
     left = [
-        f"{count:,} {name}"
+        f"{count:,}{NBSP}{name}"
         for count, name in (
-            (part.steps_border, "on a border"),
-            (part.steps_no_model, "without model"),
-            (part.steps_invalid_graph, "invalid graph mode"),
+            (part.steps_border, f"on{NBSP}a{NBSP}border"),
+            (part.steps_no_model, f"without{NBSP}model"),
+            (part.steps_invalid_graph, f"invalid{NBSP}graph{NBSP}mode"),
         )
         if count
     ]
-    return f"left out: {', '.join(left)}" if left else ""
+    return "\n".join(["left out:", *left]) if left else ""
 
 
 def _mean(series: Series) -> Cell:
     if series.mean is None:
         return Cell(NULL, tone="muted", title="no step in this interval")
-    spread = "" if series.sd is None else f"±{number(series.sd, 3)}, "
+    spread = "" if series.sd is None else f"±{number(series.sd, 3)}\n"
     return Cell(number(series.mean), sub=f"{spread}≤{number(series.max, 4)}", sort=series.mean)
 
 

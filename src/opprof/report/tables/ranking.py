@@ -12,7 +12,7 @@ from opprof.artifacts.comparison import (
     WindowRanking,
 )
 from opprof.report.blocks import Cell, Column, Flag, Table
-from opprof.report.formats import NULL, number, percent, points
+from opprof.report.formats import NBSP, NULL, number, percent, points
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.palette import family
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, text, value_cell
@@ -113,7 +113,7 @@ def _inversion_cell(row: Inversion | None) -> Cell:
 
 def _points(gaps: Sequence[float | None], *, flip: bool = False) -> str:
     signed = [None if gap is None else (-gap if flip else gap) for gap in gaps]
-    return f"{', '.join(points(gap) for gap in signed)} pp"
+    return f"{', '.join(points(gap) for gap in signed)}{NBSP}pp"
 
 
 def places(ident: str, report: ReportInput, windows: Sequence[WindowRanking]) -> Table:
@@ -222,8 +222,8 @@ def pairs(ident: str, report: ReportInput, rows: Sequence[PatternPair]) -> Table
                 text(group_name(group_of(row))),
                 text("primary" if row.primary else "supporting"),
                 Cell("✓ yes", tone="pass") if row.evaluable else Cell("? not evaluable", tone="ne"),
-                text("; ".join(row.reasons)),
-                text("; ".join(row.marks)),
+                Cell("", sub="\n".join(row.reasons)),
+                Cell("", sub="\n".join(row.marks)),
             )
             for row in rows
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opprof.artifacts.kernels import NullRate, SmdFeature, WindowRepresentativeness
 from opprof.report.blocks import Cell, Table
-from opprof.report.formats import MINUS, NULL, number, percent
+from opprof.report.formats import MINUS, NBSP, NULL, number, percent
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.tables.cells import (
     RUN,
@@ -33,7 +33,7 @@ def verdicts(ident: str, report: ReportInput) -> Table:
     rows = []
     for run, window, null in _judged(report):
         found = {feature.feature: feature for feature in window.features}
-        steps = f"{window.profile_steps:,} steps against {window.clean_steps:,}"
+        steps = f"{window.profile_steps:,}{NBSP}vs{NBSP}{window.clean_steps:,}{NBSP}steps"
         rows.append(
             (
                 run_cell(run),
@@ -71,15 +71,16 @@ def _rate(run: RunView, null: NullRate | None, *, pair: bool) -> Cell:
         reason = None if judged is None else judged.null_rate_reason
         return Cell(NULL, tone="muted", title=reason or "not computed")
     rate = null.load_point_failure_rate if pair else null.any_feature_failure_rate
-    sub = f"{null.draws:,} draws, seed {null.seed}"
-    return Cell(percent(rate), sub=sub, sort=rate, bar=rate, colour="#8A8F98")
+    title = f"seed {null.seed}, windows of {null.steps_per_window} consecutive clean steps"
+    sub = f"{null.draws:,}{NBSP}draws"
+    return Cell(percent(rate), sub=sub, sort=rate, bar=rate, colour="#8A8F98", title=title)
 
 
 def _smd(feature: SmdFeature | None, null: NullRate | None) -> Cell:
     if feature is None:
         return Cell("–", tone="muted", title="not a feature of this window")
     rate = None if null is None else null.by_feature.get(feature.feature)
-    sub = "" if rate is None else f"itself {percent(rate, 0)}"
+    sub = "" if rate is None else f"itself{NBSP}{percent(rate, 0)}"
     title = f"profile {number(feature.mean_profile)}, clean {number(feature.mean_clean)}"
     return Cell(
         signed(feature), tone=TONES.get(feature.outcome, ""), sub=sub, title=title, sort=feature.smd

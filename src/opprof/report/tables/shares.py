@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from opprof.artifacts.kernels import DeviceTime, FamilyTime, WindowFamilies
 from opprof.report.blocks import Cell, Table
-from opprof.report.formats import NULL, milliseconds, number, percent, plural
+from opprof.report.formats import NULL, milliseconds, percent, plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.palette import family, family_order, mode_order
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, share_cell, text, value_cell
@@ -235,6 +236,7 @@ def device(ident: str, report: ReportInput) -> Table:
         notes=(
             "Prologue: kernels launched before the first active step; outside: launched between "
             "or after the active steps. Neither is in any share.",
+            "Overlap: summed kernel time over device-busy time; 1.000 when no two kernels overlap.",
         ),
         empty="No run has a profile window.",
     )
@@ -249,12 +251,57 @@ def _device_cells(times: DeviceTime | None, kernel_ns: int) -> list[Cell]:
         cells.append(
             Cell(milliseconds(getattr(times, ns)), sub=f"{getattr(times, events):,} calls")
         )
-    overlap = (
-        f"{number(kernel_ns / times.busy_union_ns, 3)} × summed" if times.busy_union_ns else ""
-    )
+    overlap = f"overlap ×{kernel_ns / times.busy_union_ns:.3f}" if times.busy_union_ns else ""
     cells.append(Cell(milliseconds(times.busy_union_ns), sub=overlap))
     cells.append(value_cell(times.streams))
     return cells
+
+
+def fill(ident: str, report: ReportInput) -> Table:
+    """Return kernel time per active step beside the duration of clean steps of the same mode."""
+    rows = []
+    for run in report.runs:
+        union = None if run.layer1 is None else run.layer1.clean_union
+        found: dict[tuple[str, int], list[int]] = {}
+        for window in run.windows:
+            for step in window.steps:
+                if window.accepted and step.mode is not None:
+                    found.setdefault((step.mode, window.rank), []).append(step.kernel_ns)
+        for mode in mode_order({mode for mode, _ in found}):
+            clean = None if union is None else union.step_duration_ms_by_mode.get(mode)
+            for rank in sorted(rank for name, rank in found if name == mode):
+                kernel_ms = [ns / 1e6 for ns in sorted(found[mode, rank])]
+                middle = statistics.median(kernel_ms)
+                median_ms = None if clean is None else clean.p50
+                rows.append(
+                    (
+                        run_cell(run),
+                        text(mode),
+                        text(str(rank)),
+                        value_cell(len(kernel_ms)),
+                        *(value_cell(value) for value in (kernel_ms[0], middle, kernel_ms[-1])),
+                        value_cell(None if clean is None else clean.n, "no clean step"),
+                        value_cell(median_ms, "no clean step in this mode"),
+                        Cell(percent(middle / median_ms if median_ms else None)),
+                    )
+                )
+    return Table(
+        ident=ident,
+        caption="Does the GPU fill the step? Kernel time per active step, clean step duration",
+        columns=(
+            RUN,
+            *names("graph mode"),
+            *numbers("rank", "active steps", "kernels min|ms", "kernels median|ms"),
+            *numbers("kernels max|ms", "clean steps", "clean step median|ms", "of it in kernels"),
+        ),
+        rows=tuple(rows),
+        notes=(
+            "Near 100 %, kernels fill a step and the GPU limits it; far below, the host does. The "
+            "two medians are of different steps: where their batches differ (see the composition), "
+            "the ratio says nothing. Steps under the profiler last longer and are not used here.",
+        ),
+        empty="No accepted window has joined steps.",
+    )
 
 
 def unmatched(ident: str, run: RunView) -> Table:

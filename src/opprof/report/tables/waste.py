@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opprof.artifacts.waste import Waste, WasteByMode
 from opprof.report.blocks import Cell, Table
-from opprof.report.formats import NULL, number, percent
+from opprof.report.formats import NBSP, NULL, number, percent
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import mode_order
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, text, value_cell
@@ -40,7 +40,7 @@ class _Reasons:
         self.seen: dict[str, int] = {}
 
     def mark(self, reason: str) -> str:
-        return f"note {self.seen.setdefault(reason, len(self.seen) + 1)}"
+        return f"note{NBSP}{self.seen.setdefault(reason, len(self.seen) + 1)}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def waste(ident: str, report: ReportInput) -> Table:
             *numbers("steps", *(label for _, label in (*_FRACTIONS, *_RAGGED, *_PLAIN))),
         ),
         rows=tuple(rows),
-        notes=reasons.notes,
+        notes=(*reasons.notes, "Graph modes without a clean step are left out."),
         empty="No run has a waste analysis.",
     )
 
@@ -77,6 +77,8 @@ def _rows(run: RunView, reasons: _Reasons) -> list[tuple[Cell, ...]]:
     rows = [(run_cell(run), text("all modes"), value_cell(steps), *_cells(artefact, reasons))]
     for mode in mode_order(set(artefact.by_mode)):
         part = artefact.by_mode[mode]
+        if part.steps == 0:
+            continue
         rows.append((run_cell(run), text(mode), value_cell(part.steps), *_cells(part, reasons)))
     return rows
 
