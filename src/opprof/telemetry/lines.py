@@ -6,7 +6,7 @@ blocks of a fixed size; a line longer than the bound is an error, never an alloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
@@ -18,22 +18,26 @@ from opprof.errors import InputError, SchemaError
 BLOCK_BYTES = 128 << 10
 """Some 250 step lines: decoded objects of one block stay in the processor's cache."""
 LINE_BYTES_MAX = 8 << 20
-"""A line beyond it is refused; the largest legal one (1,024 chunks) has about 10 kB."""
+"""A line beyond it is refused (one block later at most); the largest legal one, with a prefill chunk
+for each of 1,024 requests, has about 10 kB."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
-    """Whole lines without their line ends; the last block may hold an unterminated one."""
+    """Whole lines with their line ends; the file's last line may lack its own."""
 
     first_line: int
-    """Number of ``lines[0]``, from 1."""
-    lines: list[bytes]
+    """Number of the first line, from 1."""
+    data: bytes
     last: bool
     """True when nothing follows in the file."""
-    terminated: bool
-    """False when the last line of the file has no line end."""
+
+    @property
+    def lines(self) -> int:
+        """Number of lines, an unterminated last one included."""
+        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +61,24 @@ def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
     chunk = stream.read(BLOCK_BYTES)
     while chunk:
         following = stream.read(BLOCK_BYTES)
-        lines = (carry + chunk).split(b"\n")
-        carry = lines.pop()
-        if len(carry) > LINE_BYTES_MAX:
-            raise InputError(
-                f"line longer than {LINE_BYTES_MAX} bytes", path=path, line=first_line + len(lines)
-            )
         last = not following
-        terminated = not carry
-        if last and not terminated:
-            lines.append(carry)
-        if lines:
-            yield LineBlock(first_line, lines, last, terminated or not last)
-            first_line += len(lines)
+        cut = len(chunk) if last else chunk.rfind(b"\n") + 1
+        if not cut and len(carry) + len(chunk) > LINE_BYTES_MAX:
+            raise InputError(f"line longer than {LINE_BYTES_MAX} bytes", path=path, line=first_line)
+        if cut:
+            block = LineBlock(first_line, carry + chunk[:cut], last)
+            yield block
+            first_line += block.lines
+            carry = chunk[cut:]
+        else:
+            carry += chunk
         chunk = following
 
 
 def decode_blocks(
-    stream: BinaryIO, path: Path, decode: Callable[[bytes], T]
+    stream: BinaryIO, path: Path, decoder: msgspec.json.Decoder[T]
 ) -> Iterator[DecodedBlock[T]]:
-    """Decode every line with ``decode`` (a msgspec decoder's method).
+    """Decode every line of the file.
 
     A last line that is no whole JSON text is torn: it is reported in ``torn_line`` and left out,
     whether or not a line end follows it. Any other fault is an error.
@@ -85,27 +87,42 @@ def decode_blocks(
         SchemaError: a line does not fit the schema, is blank or no JSON; names file and line.
     """
     for block in line_blocks(stream, path):
+        records = _decode_fast(block, decoder)
         torn: int | None = None
-        try:
-            records = list(map(decode, block.lines))
-        except (msgspec.DecodeError, RecursionError):
-            records, torn = _decode_slowly(block, path, decode)
+        if records is None:
+            records, torn = _decode_slowly(block, path, decoder)
         yield DecodedBlock(block.first_line, records, torn)
 
 
+def _decode_fast(block: LineBlock, decoder: msgspec.json.Decoder[T]) -> list[T] | None:
+    """Decode a block in one call; null where it must be looked at line by line.
+
+    ``decode_lines`` takes any white space between records, so the lines are counted against the
+    records, and two line ends in a row are left to the slow path.
+    """
+    if b"\n\n" in block.data:
+        return None
+    try:
+        records = decoder.decode_lines(block.data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return records if len(records) == block.lines else None
+
+
 def _decode_slowly(
-    block: LineBlock, path: Path, decode: Callable[[bytes], T]
+    block: LineBlock, path: Path, decoder: msgspec.json.Decoder[T]
 ) -> tuple[list[T], int | None]:
     """Find the faulty line of a block: raise, or name it as torn when it ends the file."""
     records: list[T] = []
-    for offset, line in enumerate(block.lines):
+    lines = block.data.removesuffix(b"\n").split(b"\n")
+    for offset, line in enumerate(lines):
         number = block.first_line + offset
         try:
-            records.append(decode(line))
+            records.append(decoder.decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
             if not line.strip():
                 raise SchemaError("blank line", path=path, line=number) from error
-            if block.last and offset == len(block.lines) - 1 and not _is_json(line):
+            if block.last and offset == len(lines) - 1 and not _is_json(line):
                 return records, number
             raise SchemaError(_reason(error), path=path, line=number) from error
     return records, None

@@ -143,7 +143,7 @@ def read_requests(path: Path) -> RequestColumns:
     collected = _Collector(path)
     try:
         with path.open("rb") as stream:
-            for block in decode_blocks(stream, path, decoder.decode):
+            for block in decode_blocks(stream, path, decoder):
                 collected.add(block.records, block.first_line)
                 collected.torn_line = block.torn_line
     except OSError as error:

@@ -92,7 +92,7 @@ def read_stream(path: Path) -> Stream:
 def _read(stream: BinaryIO, path: Path) -> Stream:
     decoder = msgspec.json.Decoder(Header | _UncollectedStep | Footer)
     reader = _Reader(path)
-    for block in decode_blocks(stream, path, decoder.decode):
+    for block in decode_blocks(stream, path, decoder):
         reader.add(block)
     return reader.finish()
 
