@@ -142,10 +142,10 @@ def _contexts(columns: StepColumns, rows: Int64) -> dict[str, int]:
 
     where = _flat_positions(columns.context_count.offsets, rows)
     bounds = columns.context_bound_log2.values[where]
-    # Weights are floats in bincount; int64 sums stay exact with add.at.
-    totals = np.zeros(int(bounds.max()) + 1 if len(bounds) else 0, np.int64)
-    np.add.at(totals, bounds, columns.context_count.values[where])
-    return {str(1 << power): int(totals[power]) for power in np.unique(bounds).tolist()}
+    counts = columns.context_count.values[where]
+    present = np.flatnonzero(np.bincount(bounds)) if len(bounds) else bounds
+    # Integer sums; the weights of bincount would be floats.
+    return {str(1 << power): int(counts[bounds == power].sum()) for power in present.tolist()}
 
 
 def chunk_histogram(columns: StepColumns, rows: Int64) -> dict[str, int]:

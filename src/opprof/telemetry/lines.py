@@ -18,8 +18,8 @@ from opprof.errors import InputError, SchemaError
 BLOCK_BYTES = 128 << 10
 """Some 250 step lines: decoded objects of one block stay in the processor's cache."""
 LINE_BYTES_MAX = 8 << 20
-"""A line beyond it is refused (one block later at most); the largest legal one, with a prefill chunk
-for each of 1,024 requests, has about 10 kB."""
+"""A line beyond it is refused, one block later at most; the largest legal one (a prefill chunk for
+each of 1,024 requests) has about 10 kB."""
 
 T = TypeVar("T")
 
