@@ -5,7 +5,7 @@
 Floor: ``msgspec.json.Decoder`` of the schema's line type over every line of the file, nothing else.
 Ours: stream and sidecar read, accounting, membership, the composition of three clean segments, of
 their union and of two profile windows, and the waste ratios. CPU time of one process, imports left
-out on both sides; the best of the rounds, which alternate; the target is a ratio of at most 3.5 (issue 2).
+out on both sides; the best of the rounds, which alternate. Target: a ratio of at most 3.5.
 
 The stream repeats the steps of a bundled real run with renumbered steps and shifted times.
 """

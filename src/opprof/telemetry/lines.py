@@ -15,8 +15,8 @@ import msgspec
 
 from opprof.errors import InputError, SchemaError
 
-BLOCK_BYTES = 128 << 10
-"""Some 250 step lines: decoded objects of one block stay in the processor's cache."""
+BLOCK_BYTES = 64 << 10
+"""Some 120 step lines: decoded objects of one block stay in the processor's cache."""
 LINE_BYTES_MAX = 8 << 20
 """A line beyond it is refused, one block later at most; the largest legal one (a prefill chunk for
 each of 1,024 requests) has about 10 kB."""
