@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ class Peers:
             flags = ["--max-concurrency", "256", "--request-rate", "inf"]
             commands["vllm"] = lambda: self._vllm(mock, 128, 64, 3000, *flags)
         if self.guidellm:
-            rate = ["--rate-type", "concurrent", "--rate", "256", "--max-seconds", "15"]
-            commands["guidellm"] = lambda: self._guidellm(mock, 128, 64, *rate)
+            profile = "kind=concurrent,streams=256"
+            commands["guidellm"] = lambda: self._guidellm(mock, 128, 64, profile, 15)
         if self.aiperf:
             load = ["--concurrency", "256", "--request-count", "1500"]
             commands["aiperf"] = lambda: self._aiperf(mock, 128, 64, *load)
@@ -51,8 +50,8 @@ class Peers:
             flags = ["--request-rate", "100", "--burstiness", "inf"]
             commands["vllm"] = lambda: self._vllm(mock, 128, 16, 2000, *flags)
         if self.guidellm:
-            rate = ["--rate-type", "constant", "--rate", "100", "--max-seconds", "20"]
-            commands["guidellm"] = lambda: self._guidellm(mock, 128, 16, *rate)
+            constant = "kind=constant,rate=100"
+            commands["guidellm"] = lambda: self._guidellm(mock, 128, 16, constant, 20)
         if self.aiperf:
             load = ["--request-rate", "100", "--request-rate-mode", "constant"]
             load += ["--request-count", "2000"]
@@ -78,12 +77,17 @@ class Peers:
             *["--num-prompts", str(count), "--seed", "1", "--temperature", "0", *flags],
         ]
 
-    def _guidellm(self, mock: Mock, prompt: int, output: int, *flags: str) -> list[str]:
+    def _guidellm(
+        self, mock: Mock, prompt: int, output: int, profile: str, seconds: int
+    ) -> list[str]:
         assert self.guidellm is not None and self.tokenizer is not None
-        data = json.dumps({"prompt_tokens": prompt, "output_tokens": output})
+        backend = f"kind=openai_http,target={mock.url},model=mock,request_format=/v1/completions"
+        data = f"kind=synthetic_text,prompt_tokens={prompt},output_tokens={output}"
         return [
-            *[self.guidellm, "benchmark", "--target", mock.url, "--model", "mock"],
-            *["--processor", self.tokenizer, "--data", data, "--output-dir", self.folder, *flags],
+            *[self.guidellm, "run", "--backend", backend, "--profile", profile, "--data", data],
+            *["--constraint", f"kind=max_duration,seconds={seconds}", "--disable-console"],
+            *["--tokenizer", f"kind=huggingface_auto,model={self.tokenizer}"],
+            *["--output", f"kind=json,path={self.folder}/guidellm.json"],
         ]
 
     def _aiperf(self, mock: Mock, prompt: int, output: int, *flags: str) -> list[str]:

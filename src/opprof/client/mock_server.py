@@ -375,6 +375,8 @@ class _Connection(asyncio.Protocol):
         elif path == "/v1/models":
             models = {"object": "list", "data": [{"id": settings.model, "object": "model"}]}
             self.answer(200, msgspec.json.encode(models))
+        elif path in ("/health", "/version"):
+            self.answer(200, b'{"version":"mock"}')
         else:
             self.answer(404, b'{"detail":"Not Found"}')
 

@@ -120,7 +120,8 @@ def collect_traces(
 ) -> list[CollectedTrace]:
     """Put each window's traces into ``target`` as ``window{W}-rank{R}.pt.trace.json.gz``.
 
-    Linked where the file system allows it, else copied; the original stays.
+    Linked where the file system allows it, else copied. The original stays, unless it lies in
+    ``target`` itself: then it is renamed, so that the folder holds every trace once.
 
     Raises:
         StateConflict: a trace of that name is there already.
@@ -153,6 +154,8 @@ def _link_or_copy(source: Path, path: Path) -> None:
             temporary = path.with_name(f".{path.name}.tmp")
             shutil.copyfile(source, temporary)
             temporary.replace(path)
+        if source.parent.resolve() == path.parent.resolve():
+            source.unlink()
         sync_folder(path.parent)
     except OSError as error:
         raise EnvironmentFailure(

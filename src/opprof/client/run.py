@@ -202,6 +202,13 @@ class _Run:
         if options.opprof_dir is None:
             return None
         path = stream_path(options.opprof_dir)
+        simulated = read_stream(path).simulated
+        if self._rate is not None and self._rate.simulated != simulated:
+            kinds = ("a real server", "a simulated one")
+            raise InputError(
+                f"is of {kinds[self._rate.simulated]}, this is {kinds[simulated]}",
+                path=options.saturation_result,
+            )
         self._engine = read_engine_profiler(options.opprof_dir)
         if self._engine is not None and self._plan.windows.count:
             check_schedule(

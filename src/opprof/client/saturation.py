@@ -27,6 +27,8 @@ class DerivedRate:
     saturation_rps: float
     saturation_sha256: str
     """Of the saturation run's ``result.json``."""
+    simulated: bool = False
+    """The saturation run was no measurement."""
 
 
 def derive_rate(
@@ -59,4 +61,4 @@ def derive_rate(
     rate = result.completed_rps
     if rate is None or not math.isfinite(rate) or rate <= 0:
         raise InputError("holds no positive completed_rps", path=path)
-    return DerivedRate(fraction * rate, fraction, rate, sha256_bytes(data))
+    return DerivedRate(fraction * rate, fraction, rate, sha256_bytes(data), result.simulated)
