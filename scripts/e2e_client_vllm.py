@@ -27,11 +27,12 @@ from vllm_cpu_server import CHECKOUT, MODEL_NAME, Server
 
 SCRIPT = str(CHECKOUT / "scripts" / "opprof_phase3_client.py")
 PATTERN, CONCURRENCY, OUTPUT = "P11", 24, 32
-# A protocol hundredths as long has a hundredth of the events in its rolling windows, and the two
-# cores are shared with the server: gates that only judge the machine are opened, the rest is kept.
+# A tenth of the protocol's time holds a tenth of its events, and the cores are shared with the
+# server: gates that would judge the machine or the shortening are opened, the rest is kept.
 MACHINE_GATES = {
     "client_cpu_share_max = 0.90": "client_cpu_share_max = 2.0",
     "client_loop_delay_p99_max_ms = 50.0": "client_loop_delay_p99_max_ms = 1000.0",
+    "warmup_completions_min = 32": "warmup_completions_min = 8",
     "recovery_tolerance = 0.10": "recovery_tolerance = 10.0",
     "recovery_zero_median_waiting_max = 1": "recovery_zero_median_waiting_max = 64",
     "offered_rate_error_max = 0.05": "offered_rate_error_max = 0.10",

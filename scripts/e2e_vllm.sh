@@ -21,3 +21,7 @@ PYTHONPATH=$here/../src "$python" -m opprof doctor
     -p no:cacheprovider -W ignore test_real_scheduler.py
 )
 "$python" "$here/e2e_vllm_plugin.py" --env "$env" ${1:+--only "$@"}
+if [ "$version" = 0.24.0 ] && [ $# -eq 0 ]; then
+  # The load client with it: saturation, then moderate bursts, each with two profiler windows.
+  "$python" "$here/e2e_client_vllm.py" --env "$env"
+fi
