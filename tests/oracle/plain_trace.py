@@ -196,10 +196,11 @@ def window(path: Path, steps: list[Step], profile: Interval) -> dict[str, Any]:
             first_launched[stream] = min(first_launched.get(stream, kernel["t"]), kernel["t"])
 
     unlaunched = [k for k in kernels if not k["launched"]]
+    anywhere = min(first_launched.values(), default=None)
     prologue = [
         k
         for k in unlaunched
-        if k["args"]["stream"] not in first_launched or k["t"] < first_launched[k["args"]["stream"]]
+        if anywhere is None or k["t"] < first_launched.get(k["args"]["stream"], anywhere)
     ]
     outside = [k for k in kernels if k["launched"] and k["step"] is None]
     active = [k for k in kernels if k["step"] is not None]
