@@ -67,7 +67,7 @@ def test_one_leader_with_its_range() -> None:
     text = plain(verdict.limit_sentence(P01))
     assert text == (
         "MoE GEMM takes the largest share of kernel time, 46.1 to 47.0 % in both windows; "
-        "next is attention with 18.0 to 19.6 %."
+        "next is attention with 18.0 to 19.6 %. Kernels take 98.7 % of a median clean NONE step."
     )
 
 

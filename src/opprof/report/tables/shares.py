@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from opprof.artifacts.kernels import DeviceTime, FamilyTime, WindowFamilies
 from opprof.report.blocks import Cell, Table
+from opprof.report.fill import fills
 from opprof.report.formats import NULL, milliseconds, percent, plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.palette import family, family_order, mode_order
@@ -259,32 +259,22 @@ def _device_cells(times: DeviceTime | None, kernel_ns: int) -> list[Cell]:
 
 def fill(ident: str, report: ReportInput) -> Table:
     """Return kernel time per active step beside the duration of clean steps of the same mode."""
-    rows = []
-    for run in report.runs:
-        union = None if run.layer1 is None else run.layer1.clean_union
-        found: dict[tuple[str, int], list[int]] = {}
-        for window in run.windows:
-            for step in window.steps:
-                if window.accepted and step.mode is not None:
-                    found.setdefault((step.mode, window.rank), []).append(step.kernel_ns)
-        for mode in mode_order({mode for mode, _ in found}):
-            clean = None if union is None else union.step_duration_ms_by_mode.get(mode)
-            for rank in sorted(rank for name, rank in found if name == mode):
-                kernel_ms = [ns / 1e6 for ns in sorted(found[mode, rank])]
-                middle = statistics.median(kernel_ms)
-                median_ms = None if clean is None else clean.p50
-                rows.append(
-                    (
-                        run_cell(run),
-                        text(mode),
-                        text(str(rank)),
-                        value_cell(len(kernel_ms)),
-                        *(value_cell(value) for value in (kernel_ms[0], middle, kernel_ms[-1])),
-                        value_cell(None if clean is None else clean.n, "no clean step"),
-                        value_cell(median_ms, "no clean step in this mode"),
-                        Cell(percent(middle / median_ms if median_ms else None)),
-                    )
-                )
+    rows = [
+        (
+            run_cell(run),
+            text(row.mode),
+            text(str(row.rank)),
+            value_cell(len(row.kernel_ms)),
+            value_cell(row.kernel_ms[0]),
+            value_cell(row.kernel_median_ms),
+            value_cell(row.kernel_ms[-1]),
+            value_cell(row.clean_steps),
+            value_cell(row.clean_median_ms, "no clean step in this mode"),
+            Cell(percent(row.fraction), sort=row.fraction, tone="" if row.reported else "muted"),
+        )
+        for run in report.runs
+        for row in fills(run)
+    ]
     return Table(
         ident=ident,
         caption="Does the GPU fill the step? Kernel time per active step, clean step duration",
@@ -298,7 +288,7 @@ def fill(ident: str, report: ReportInput) -> Table:
         notes=(
             "Near 100 %, kernels fill a step and the GPU limits it; far below, the host does. The "
             "two medians are of different steps: where their batches differ (see the composition), "
-            "the ratio says nothing. Steps under the profiler last longer and are not used here.",
+            "the ratio says nothing. Grey: too few active steps in this mode to report it apart.",
         ),
         empty="No accepted window has joined steps.",
     )

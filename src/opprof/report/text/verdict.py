@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import WindowFamilies
+from opprof.report.fill import fills
 from opprof.report.formats import listing, percent, plural, points, span
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import family
@@ -160,7 +161,7 @@ def limit_sentence(run: RunView) -> str:
         return _no_breakdown(run)
     leaders = {leader(window) for window in accepted}
     sentence = _one_leader(accepted) if len(leaders) == 1 else _several_leaders(accepted)
-    return " ".join([sentence, *_caveats(run, accepted)])
+    return " ".join([sentence, *_fill_sentences(run), *_caveats(run, accepted)])
 
 
 def _no_breakdown(run: RunView) -> str:
@@ -197,6 +198,18 @@ def _one_leader(windows: Sequence[WindowFamilies]) -> str:
             f"; next is {family(second).label} with {span(min(rest[second]), max(rest[second]))}"
         )
     return f"{text}."
+
+
+def _fill_sentences(run: RunView) -> list[str]:
+    """Say how much of a clean step the kernels take, for modes with enough active steps."""
+    modes: dict[str, list[float]] = {}
+    for row in fills(run):
+        if row.reported and row.fraction is not None:
+            modes.setdefault(row.mode, []).append(row.fraction)
+    return [
+        f"Kernels take {span(min(found), max(found))} of a median clean {mode} step."
+        for mode, found in modes.items()
+    ]
 
 
 def _where(windows: Sequence[WindowFamilies]) -> str:
