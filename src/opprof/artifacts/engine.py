@@ -77,6 +77,8 @@ class EngineReport(Struct, frozen=True, forbid_unknown_fields=True):
     workers_error: str | None
     """Why the workers could not be asked; null when they were."""
     provenance: EngineProvenance
+    simulated: bool = False
+    """True for the embedded engine."""
 
 
 class ProfilerEvent(Struct, frozen=True, forbid_unknown_fields=True):

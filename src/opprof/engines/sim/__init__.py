@@ -1,0 +1,4 @@
+"""The embedded engine: vLLM's interfaces without a GPU, always labelled simulated."""
+
+ENGINE_NAME = "opprof-sim"
+DIRECTORY_VARIABLE = "VLLM_OPPROF_DIR"

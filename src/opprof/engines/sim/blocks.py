@@ -1,0 +1,117 @@
+"""Paged KV blocks with a prefix cache by block content (vLLM V1's block pool, as a model).
+
+A block is cached under ``(serial of its parent, its token bytes)``, so a chain of equal blocks is
+found without any hash collision. Freed blocks keep their content and go to the tail of the free
+queue, last block first; the head of the queue is reused, and its content forgotten, first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+Key = tuple[int, object]
+"""Serial of the parent block (0 for the first) and the block's content."""
+
+
+class BlockPool:
+    """``count`` blocks; every operation costs constant time a block."""
+
+    def __init__(self, count: int, *, caching: bool) -> None:
+        self.count = count
+        self.used = 0
+        self._caching = caching
+        self._references = [0] * count
+        self._stamps = [0] * count
+        self._serials = [0] * count
+        self._keys: list[Key | None] = [None] * count
+        self._cached: dict[Key, int] = {}
+        self._free: deque[tuple[int, int]] = deque((block, 0) for block in range(count))
+        self._next_serial = 1
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses; their content may still be cached."""
+        return self.count - self.used
+
+    @property
+    def usage(self) -> float:
+        """Fraction of blocks in use, 0..1."""
+        return self.used / self.count
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take ``count`` blocks, forgetting what they held; None when there are not enough."""
+        if count > self.count - self.used:
+            return None
+        taken: list[int] = []
+        free, stamps, keys = self._free, self._stamps, self._keys
+        while len(taken) < count:
+            block, stamp = free.popleft()
+            if stamp != stamps[block]:
+                # The entry is stale: a prefix hit took the block out of the queue.
+                continue
+            key = keys[block]
+            if key is not None:
+                keys[block] = None
+                if self._cached.get(key) == block:
+                    del self._cached[key]
+            self._serials[block] = 0
+            self._references[block] = 1
+            stamps[block] += 1
+            taken.append(block)
+        self.used += count
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference of each block; a chain's tail is offered for reuse first."""
+        references, stamps, free = self._references, self._stamps, self._free
+        for block in reversed(blocks):
+            references[block] -= 1
+            if not references[block]:
+                stamps[block] += 1
+                free.append((block, stamps[block]))
+                self.used -= 1
+
+    def match(self, contents: Sequence[object], most: int) -> list[int]:
+        """Return the cached blocks that hold the leading contents, at most ``most``."""
+        found: list[int] = []
+        if not self._caching:
+            return found
+        parent = 0
+        for content in contents[:most]:
+            block = self._cached.get((parent, content))
+            if block is None:
+                break
+            found.append(block)
+            parent = self._serials[block]
+        return found
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Take one more reference of cached blocks."""
+        for block in blocks:
+            if not self._references[block]:
+                self._stamps[block] += 1
+                self.used += 1
+            self._references[block] += 1
+
+    def idle(self, blocks: Sequence[int]) -> int:
+        """Return how many of the blocks nobody uses at the moment."""
+        return sum(not self._references[block] for block in blocks)
+
+    def cache(self, blocks: Sequence[int], first: int, contents: Sequence[object]) -> None:
+        """Make ``blocks[first:]`` findable under ``contents``, one content a block."""
+        if not self._caching:
+            return
+        parent = self._serials[blocks[first - 1]] if first else 0
+        for offset, content in enumerate(contents):
+            block = blocks[first + offset]
+            key = (parent, content)
+            holder = self._cached.get(key)
+            if holder is None:
+                parent = self._next_serial
+                self._next_serial += 1
+                self._cached[key] = block
+                self._keys[block] = key
+            else:
+                parent = self._serials[holder]
+            self._serials[block] = parent
