@@ -94,7 +94,7 @@ class _Stage:
                 mono_ns=self.clock.now_ns,
                 step_annotations=config.step_annotations,
             )
-            events = self.stream.with_name("engine-0.profiler.jsonl")
+            events = self.stream.with_name("engine-0.profiler.ndjson")
             profiler = Profiler(config.profiler, cost.profiler, ranks, writer.write, events)
         self.engine = SimEngine(
             config,
