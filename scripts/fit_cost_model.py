@@ -323,14 +323,13 @@ def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
     solution, _ = nnls(counts / pauses[:, None], np.ones(len(pauses)))
     spread = np.log(pauses / (counts @ solution))
     launch = {mode: statistics.median(values) for mode, values in blocking.items() if values}
-    full = 1.5
     return HostTimes(
         between_ms=float(solution[0]),
         between_request_ms=float(solution[1]),
         between_sigma=float(min(0.5, np.percentile(np.abs(spread), 68))),
-        launch_ms={"FULL": full, **launch},
+        launch_ms={"FULL": 1.5, **launch},
         launch_worker_ms={
-            "FULL": full,
+            "FULL": 1.5,
             "PIECEWISE": float(np.percentile(worker, 10)) if worker else launch["PIECEWISE"],
             "NONE": launch["NONE"],
         },
@@ -339,11 +338,7 @@ def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
             **{m: float(np.std(np.log(v))) for m, v in blocking.items() if len(v) > 1},
         },
         first_kernel_ms=1.5,
-        gap_ms={
-            "FULL": float(max(0.0, statistics.median(gaps))),
-            "PIECEWISE": float(max(0.0, statistics.median(gaps))),
-            "NONE": float(max(0.0, statistics.median(gaps))),
-        },
+        gap_ms=dict.fromkeys(blocking | {"FULL": []}, float(max(0.0, statistics.median(gaps)))),
         frontend_ms=3.0,
         frontend_request_ms=1.0,
     )
@@ -374,21 +369,18 @@ def _bare(parts: dict[str, tuple[float, ...]]) -> CostFile:
 
 def fit_profiler(runs: list[Run]) -> ProfilerTimes:
     """Fit the writing time to the stall that the tenth call after a start shows."""
-    rows, seen, stops = [], [], []
+    rows, seen = [], []
     for run in runs:
         for (start, _), window in zip(run.profiled, (0, 1), strict=True):
             samples = [s for s in run.samples if s.window == window][:8]
             inside = [s for s in run.steps if s["submit_mono_ns"] >= start][:14]
             took = [
-                (b["complete_mono_ns"] - a["complete_mono_ns"]) / 1e6
-                for a, b in pairwise(inside)
+                (b["complete_mono_ns"] - a["complete_mono_ns"]) / 1e6 for a, b in pairwise(inside)
             ]
-            stall = max(took)
             eager = sum(s.shape.mode != "FULL" for s in samples)
             requests = sum(s.shape.rows for s in samples if s.shape.mode == "FULL")
             rows.append((8.0, requests, eager))
-            seen.append(stall)
-            stops.append(stall)
+            seen.append(max(took))
     solution, _ = nnls(np.array(rows) / np.array(seen)[:, None], np.ones(len(seen)))
     return ProfilerTimes(
         start_ms=40.0,

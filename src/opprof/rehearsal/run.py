@@ -216,5 +216,3 @@ def _write_records(run: RehearsedRun, folder: Path, traces: dict[str, str]) -> N
     )
     write_atomic(folder / "commands.log", command.encode())
     write_atomic(folder / "server.log", b"SIMULATED: opprof-sim has no server log in process\n")
-
-

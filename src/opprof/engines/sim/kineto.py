@@ -170,13 +170,13 @@ class TraceWriter:
         self, events: list[str], step: CapturedStep, launches: list[_Launch], opens_ns: int
     ) -> int:
         """Write the kernels that still ran when recording began: they have no launch."""
-        at_ns = step.start_ns
+        at_ns, gap_ns = step.start_ns, _gap_ns(step, launches)
         for launch in launches:
             self._correlation += 1
             for name, ns in launch.kernels:
                 if at_ns >= opens_ns:
                     events.append(_kernel_event(name, at_ns, ns, self._correlation))
-                at_ns += ns
+                at_ns += ns + gap_ns
         self._correlation += 1000
         return at_ns
 
@@ -187,9 +187,7 @@ class TraceWriter:
         cpu_ns = step.submit_ns + _HEAD_NS
         spacing = max(_LAUNCH_NS + 1000, (step.launched_ns - cpu_ns) // (len(launches) + 1))
         scopes = _Scopes(events)
-        spare = step.end_ns - step.start_ns - sum(ns for one in launches for _, ns in one.kernels)
-        count = sum(len(one.kernels) for one in launches)
-        gap_ns = max(0, spare // (count + 1))
+        gap_ns = _gap_ns(step, launches)
         at_ns = max(step.start_ns, free_ns)
         for launch in launches:
             self._correlation += 1
@@ -258,6 +256,12 @@ class _Scopes:
             self._events.append(_span("cpu_op", name, start_ns, end_ns - start_ns))
         for depth, name in enumerate(scopes[same:], start=same):
             self._open.append((name, at_ns - 300 + 20 * depth))
+
+
+def _gap_ns(step: CapturedStep, launches: list[_Launch]) -> int:
+    """Return the pause after each kernel with which the step ends when it did."""
+    times = [ns for launch in launches for _, ns in launch.kernels]
+    return max(0, step.end_ns - step.start_ns - sum(times)) // (len(times) + 1)
 
 
 def _graph(rows: list[tuple[str, int]], *, opaque: bool) -> _Launch:
