@@ -1,1 +1,1 @@
-"""Rehearsals: the real load client, the embedded engine and the ordinary analysis, without a GPU."""
+"""Rehearsals: the real load client, the embedded engine and the ordinary analysis; no GPU."""
