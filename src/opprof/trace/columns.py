@@ -129,9 +129,8 @@ def read_columns(
     columns.gzip_members = scanner.text.members
     columns.searched_bytes = scanner.searched_bytes
     if scanner.document is not None:
-        columns.base_wall_ns = scanner.document.baseTimeNanoseconds
-        info = scanner.document.distributedInfo
-        columns.rank = info.rank if info is not None else None
+        columns.base_wall_ns = scanner.document.base_wall_ns
+        columns.rank = scanner.document.rank
     return columns
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec import Raw
+from msgspec import DecodeError, Raw, json
 
 _FIXED = re.compile(rb"(?:[0-9]{1,15}\.[0-9]{3},)*+")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,4}))?")
+_INTEGERS = json.Decoder(list[int])
 _NS_MAX = 1 << 62
 """Twice this still fits a signed 64-bit integer, so an end (start + duration) always does."""
 
@@ -37,7 +38,12 @@ def all_ns(texts: Sequence[Raw]) -> list[int]:
         return []
     joined = b",".join(texts)
     if _FIXED.fullmatch(joined + b","):
-        return list(map(int, joined.translate(None, b".").split(b",")))
+        digits = joined.translate(None, b".")
+        try:
+            return _INTEGERS.decode(b"[" + digits + b"]")
+        except DecodeError:
+            # A leading zero, as in 0.512, is no JSON integer.
+            return list(map(int, digits.split(b",")))
     return [
         _one_ns(index, bytes(text).decode("utf-8", "replace")) for index, text in enumerate(texts)
     ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,18 +55,24 @@ class Chunk(NamedTuple):
     """Place of ``text`` in the inflated file (its opening bracket is not part of the file)."""
 
 
-class DistributedInfo(msgspec.Struct):
-    """Kineto's ``distributedInfo``."""
-
-    rank: int | None = None
-
-
 class Document(msgspec.Struct):
     """The trace's top level without its events."""
 
     traceEvents: list[msgspec.Raw]
-    baseTimeNanoseconds: int | None = None
-    distributedInfo: DistributedInfo | None = None
+    baseTimeNanoseconds: Any = None
+    distributedInfo: Any = None
+
+    @property
+    def base_wall_ns(self) -> int | None:
+        """Wall clock of the trace's zero, where the trace says it."""
+        return self.baseTimeNanoseconds if isinstance(self.baseTimeNanoseconds, int) else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that wrote the trace, where it says it."""
+        info = self.distributedInfo
+        rank = info.get("rank") if isinstance(info, dict) else None
+        return rank if isinstance(rank, int) else None
 
 
 class EventScanner:
@@ -183,8 +189,12 @@ class EventScanner:
         while not found.spans and found.closed_at is None and found.fault_at is None:
             if len(self._buffer) - self._position > LIMIT_BYTES:
                 raise self._error(f"a trace event of over {LIMIT_BYTES} bytes", self._position)
+            # Doubling keeps the repeated splitting of one long event linear.
+            wanted = 2 * (len(self._buffer) - self._position)
             if not self._more():
                 raise self._error("the text ends inside traceEvents", len(self._buffer))
+            while len(self._buffer) < wanted and self._more():
+                pass
             found = split(self._buffer, self._position)
         events = self._decode_spans(found.spans)
         start = self._position

@@ -35,18 +35,19 @@ def overruns(kernels: Spans, kept: Sequence[int], factor: float) -> Overruns:
     ids, keys = kernels.correlation.values, list(kernels.keys)
     found, worst, worst_name = 0, 0, ""
     for order in _by_stream(kernels, kept):
-        for place, index in enumerate(order):
+        for place, (index, after) in enumerate(zip(order, islice(order, 1, None), strict=False)):
             end = starts[index] + durations[index]
-            for after in islice(order, place + 1, None):
-                over = end - starts[after]
-                if over <= 0:
+            if end <= starts[after]:
+                continue
+            for following in range(place + 1, len(order)):
+                after = order[following]
+                if end <= starts[after] or ids[after] != ids[index]:
                     break
-                if ids[after] != ids[index]:
-                    if over > factor * max(durations[after], _FLOOR_NS):
-                        found += 1
-                        if over > worst:
-                            worst, worst_name = over, keys[kernels.key[index]][0]
-                    break
+            over = end - starts[after]
+            if ids[after] != ids[index] and over > factor * max(durations[after], _FLOOR_NS):
+                found += 1
+                if over > worst:
+                    worst, worst_name = over, keys[kernels.key[index]][0]
     return Overruns(found, worst, worst_name)
 
 
