@@ -154,15 +154,23 @@ def events(kind: str, size_bytes: int) -> Iterator[str]:
         total += len(text) + 2
         yield text
     number = 0
-    step_ns = 8 * second // max(1, int(size_bytes * (1 - share) / 900))
+    # One launch takes about 740 bytes of text; the spacing leaves room for all inside the window.
+    step_ns = 8 * second // max(1, int(size_bytes * (1 - share) / 600))
     while total < size_bytes:
         number += 1
-        at = begin + min(number * step_ns, 8 * second - 1_000_000) + 30_000
+        at = begin + number * step_ns + 30_000
         name = f"void some_namespace::some_kernel_with_a_long_name<{number % 251}, float>(Params)"
         parts = (
-            _event("cpu_op", f"aten::op{number % 97}", at, 900, f'"Ev Idx": {number}', 1),
             _event(
-                "cuda_runtime", "cudaLaunchKernel", at + 100, 500, f'"correlation": {number}', 1
+                "cpu_op",
+                f"aten::op{number % 97}",
+                at,
+                min(900, step_ns - 1),
+                f'"Ev Idx": {number}',
+                1,
+            ),
+            _event(
+                "cuda_runtime", "cudaLaunchKernel", at + 100, 200, f'"correlation": {number}', 1
             ),
             _event(
                 "kernel",

@@ -13,7 +13,7 @@ from kineto_builder import Trace, call, kernel, python_function, span, us
 
 from opprof.trace.columns import Spans
 from opprof.trace.model import WindowTrace
-from opprof.trace.scopes import call_scopes
+from opprof.trace.scopes import MAX_DEPTH, call_scopes
 
 Read = Callable[..., WindowTrace]
 
@@ -116,3 +116,13 @@ def test_sweep_equals_the_definition(data: st.DataObject) -> None:
         starts = [start for start, _, _ in enclosing]
         order = [spans[int(name[2:])][0] for name in names[result.chain[index]]]
         assert order == sorted(starts)
+
+
+def test_thousands_of_nested_ops_stay_bounded(tmp_path: Path, read: Read) -> None:
+    trace = Trace.window()
+    for index in range(3000):
+        trace.add(span("cpu_op", f"op{index}", us(1000 + index * 0.1), "5000.000"))
+    trace.add(call("cudaLaunchKernel", us(2000), 50), kernel("gemm", us(7500), "1.000", 50))
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert window.kernel.events == 9
+    assert max(map(len, window.scopes)) == MAX_DEPTH

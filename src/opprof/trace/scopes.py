@@ -15,6 +15,9 @@ from operator import lt
 from opprof.trace.columns import Ids, Spans
 
 NO_LAYER = -1
+MAX_DEPTH = 64
+"""Scopes below this many others are not told apart (seen: 5)."""
+
 _FOREVER = 1 << 63
 
 
@@ -117,12 +120,15 @@ class _Sweep:
 
     def _open(self, start: int, end: int, key: int) -> None:
         self._close_until(start)
-        _, chain, layer = self.stack[-1] if self.stack else (0, 0, NO_LAYER)
+        # An op ends with the one around it at the latest, so the innermost always ends first.
+        around, chain, layer = self.stack[-1] if self.stack else (end, 0, NO_LAYER)
         if layer == NO_LAYER and self.is_layer[key]:
             place = (self.step_of(start), key)
             layer = self.ordinals.get(place, 0)
             self.ordinals[place] = layer + 1
-        self.stack.append((end, self.result.chains.child(chain, self.op_keys[key][0]), layer))
+        if len(self.stack) < MAX_DEPTH:
+            chain = self.result.chains.child(chain, self.op_keys[key][0])
+        self.stack.append((min(end, around), chain, layer))
 
     def _assign(self, call: int, at: int) -> None:
         self._close_until(at)
@@ -132,10 +138,8 @@ class _Sweep:
     def _close_until(self, at: int) -> None:
         """Close what has ended, and with an op everything that was opened inside it."""
         stack = self.stack
-        for depth, (end, _, _) in enumerate(stack):
-            if end <= at:
-                del stack[depth:]
-                return
+        while stack and stack[-1][0] <= at:
+            stack.pop()
 
 
 def _by_thread(spans: Spans) -> dict[object, Sequence[int]]:
