@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec import DecodeError, Raw, json
+from msgspec import Raw, json
 
 _FIXED = re.compile(rb"(?:[0-9]{1,15}\.[0-9]{3},)*+")
+_LEADING_ZEROS = re.compile(rb"\b0+(?=[0-9])")
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,4}))?")
 _INTEGERS = json.Decoder(list[int])
 _NS_MAX = 1 << 62
@@ -38,12 +39,9 @@ def all_ns(texts: Sequence[Raw]) -> list[int]:
         return []
     joined = b",".join(texts)
     if _FIXED.fullmatch(joined + b","):
-        digits = joined.translate(None, b".")
-        try:
-            return _INTEGERS.decode(b"[" + digits + b"]")
-        except DecodeError:
-            # A leading zero, as in 0.512, is no JSON integer.
-            return list(map(int, digits.split(b",")))
+        # Without the point they are nanoseconds; a leading zero, as of 0.512, is no JSON integer.
+        digits = _LEADING_ZEROS.sub(b"", joined.translate(None, b"."))
+        return _INTEGERS.decode(b"[" + digits + b"]")
     return [
         _one_ns(index, bytes(text).decode("utf-8", "replace")) for index, text in enumerate(texts)
     ]
