@@ -159,7 +159,7 @@ def events(kind: str, size_bytes: int) -> Iterator[str]:
     while total < size_bytes:
         number += 1
         at = begin + number * step_ns + 30_000
-        name = f"void some_namespace::some_kernel_with_a_long_name<{number % 251}, float>(Params)"
+        name = f"void some_namespace::some_kernel_with_a_long_name<{number % 97}, float>(Params)"
         parts = (
             _event(
                 "cpu_op",

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import islice
+from operator import lt
 
 from opprof.trace.columns import NO_CORRELATION, Spans, TraceColumns
 from opprof.trace.model import TraceLimits
@@ -86,18 +88,28 @@ class Calls:
         self.is_launch = [bool(LAUNCH.match(name)) for name, _ in calls.keys]
         self.is_graph = [bool(GRAPH_LAUNCH.match(name)) for name, _ in calls.keys]
         self.has_activity = bytearray(len(calls))
-        ids = calls.correlation.values
-        self.index = dict(zip(ids, range(len(ids)), strict=True))
-        self.index.pop(NO_CORRELATION, None)
-        self.min_id = min(self.index, default=0)
+        self.ids = calls.correlation.values
         self.ambiguous: set[int] = set()
-        if len(self.index) < len(ids):
-            self._find_ambiguous(ids)
+        self._index: dict[int, int] | None = None
+        # Ids that grow, as CUPTI writes them, are searched in place; a table of millions is not.
+        if not all(map(lt, self.ids, islice(self.ids, 1, None))):
+            self._index = dict(zip(self.ids, range(len(self.ids)), strict=True))
+            self._index.pop(NO_CORRELATION, None)
+            self._find_ambiguous(self._index)
+        self.min_id = min((number for number in self.ids if number != NO_CORRELATION), default=0)
 
-    def _find_ambiguous(self, ids: Sequence[int]) -> None:
+    def find(self, correlation: int) -> int | None:
+        """Return the index of the call with this id; None where there is none."""
+        if self._index is not None:
+            return self._index.get(correlation)
+        place = bisect_left(self.ids, correlation)
+        found = place < len(self.ids) and self.ids[place] == correlation != NO_CORRELATION
+        return place if found else None
+
+    def _find_ambiguous(self, index: dict[int, int]) -> None:
         """An id whose calls lie in different steps has no step."""
-        for index, number in enumerate(ids):
-            if number != NO_CORRELATION and self.step[self.index[number]] != self.step[index]:
+        for place, number in enumerate(self.ids):
+            if number != NO_CORRELATION and self.step[index[number]] != self.step[place]:
                 self.ambiguous.add(number)
 
 
@@ -121,6 +133,8 @@ class Attribution:
         """Prologue kernels whose correlation id is no smaller than every call's."""
         self.place = array("h")
         """By kernel: index of its active step, or a negative number."""
+        self.call = array("i")
+        """By kernel: index of its launch, -1 where it has none."""
 
 
 def attribute(
@@ -150,7 +164,8 @@ def _place_kernels(result: Attribution, columns: TraceColumns, limits: TraceLimi
     latest += limits.horizon_ns
     streams = [stream for _, stream in kernels.keys]
     first_launched: dict[object, int] = {}
-    place, call_of, early_ns = result.place, calls.index.get, limits.early_ns
+    place, launches = result.place, result.call
+    call_of, early_ns = calls.find, limits.early_ns
     for start, duration, correlation, key in zip(
         kernels.start_ns,
         kernels.duration_ns.values,
@@ -159,6 +174,7 @@ def _place_kernels(result: Attribution, columns: TraceColumns, limits: TraceLimi
         strict=True,
     ):
         call = call_of(correlation)
+        launches.append(-1 if call is None else call)
         if call is None:
             inside = start >= earliest and start + duration <= latest
             place.append(_UNLAUNCHED if inside else _DROPPED)
@@ -215,16 +231,16 @@ def _sum_kernels(result: Attribution, columns: TraceColumns, scopes: CallScopes)
     kernels, calls, names = columns.kernels, result.calls, result.names
     name_ids = [names.setdefault(name, len(names)) for name, _ in kernels.keys]
     is_record = [GRAPH_RECORD.fullmatch(name) is not None for name, _ in kernels.keys]
-    durations, ids = kernels.duration_ns.values, kernels.correlation.values
+    durations = kernels.duration_ns.values
     result.all_kernels.events, result.all_kernels.ns = len(durations), sum(durations)
-    for place, start, duration, correlation, key in zip(
-        result.place, kernels.start_ns, durations, ids, kernels.key, strict=True
+    for place, call, start, duration, key in zip(
+        result.place, result.call, kernels.start_ns, durations, kernels.key, strict=True
     ):
         if place < 0:
             if place == OUTSIDE:
                 result.outside.add(duration)
             continue
-        step, call = result.steps[place], calls.index[correlation]
+        step = result.steps[place]
         chain, layer = 0, NO_LAYER
         if not calls.is_graph[calls.key[call]]:
             chain, layer = scopes.chain[call], scopes.layer[call]
@@ -248,7 +264,7 @@ def _sum_copies(result: Attribution, copies: Spans, sums: Sequence[Sum]) -> None
     for duration, correlation in zip(
         copies.duration_ns.values, copies.correlation.values, strict=True
     ):
-        call = calls.index.get(correlation)
+        call = calls.find(correlation)
         if call is None or calls.step[call] == OUTSIDE:
             result.copies_outside.add(duration)
         else:

@@ -27,7 +27,7 @@ from opprof.trace.elements import byte_of, decode_each, fault, plain, split
 from opprof.trace.events import EVENTS, Event, PythonFunction
 from opprof.trace.inflate import GzipText
 
-JSON_BUDGET_BYTES = 16 << 20
+JSON_BUDGET_BYTES = 8 << 20
 """Default text of ``python_function`` events that is decoded before searching begins. It changes no
 figure, only how much is validated: traces of the usual moderate-load size are parsed whole."""
 
@@ -40,7 +40,9 @@ _ARRAY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _BORDER = b"\n  },\n  {\n"
 _ANY_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _PYTHON_HEAD = b'  {\n    "ph": "X", "cat": "python_function", "name": "'
-_NOT_PYTHON = re.compile(rb'\},(?!\n  \{\n(?s:.{23})python_function", "name": ")')
+_NOT_PYTHON = re.compile(rb'\},(?!\n  \{\n(?s:.{19})": "python_f)')
+"""Finds a ``},`` that the head above does not follow. Only the category's value is compared, at its
+place: ``": "`` cannot stand inside a JSON string, and no other key ends there."""
 _GUESSES = 4
 _RAWS = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -157,7 +159,7 @@ class EventScanner:
         ends = self._guessed_ends()
         start = self._position
         for end in reversed(ends):
-            text = b"[" + self._buffer[start:end] + b"]"
+            text = b"".join((b"[", memoryview(self._buffer)[start:end], b"]"))
             events = _decode(text)
             if events is not None:
                 chunk = Chunk(events, text, self._offset + start - 1)

@@ -9,6 +9,7 @@ that cannot be read raises; every other failure is a reason in the result.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from opprof.trace.annotations import (
     parse_opprof_step,
     parse_profiler_step,
 )
-from opprof.trace.attribution import Attribution, StepClock, StepSums, Sum, attribute
+from opprof.trace.attribution import OUTSIDE, Attribution, StepClock, StepSums, Sum, attribute
 from opprof.trace.columns import Annotation, TraceColumns, read_columns
 from opprof.trace.model import (
     ExecuteAnnotation,
@@ -64,9 +65,9 @@ def read_window(
     clock = StepClock([(step.start_ns, step.end_ns) for step in plan.active])
     scopes = call_scopes(columns.ops, columns.calls, layer_scope=layer_scope, step_of=clock)
     sums = attribute(columns, clock, len(plan.active), scopes, limits)
-    kept = [index for index, place in enumerate(sums.place) if place >= -1]
+    kept = array("I", (index for index, place in enumerate(sums.place) if place >= OUTSIDE))
     overrun = overruns(columns.kernels, kept, limits.overrun_factor)
-    active = [index for index, place in enumerate(sums.place) if place >= 0]
+    active = array("I", (index for index, place in enumerate(sums.place) if place >= 0))
     return WindowTrace(
         path=str(path),
         rank=columns.rank,
