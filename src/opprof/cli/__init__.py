@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "opprof.cli.materialize:materialize_private",
         "Write a private manifest of real prompts.",
     ),
+    "serve-sim": (
+        "opprof.cli.serve_sim:serve_sim",
+        "Serve vLLM's interface on the embedded engine (simulated).",
+    ),
     "doctor": ("opprof.cli.doctor:doctor", "Show whether the vLLM plugin fits this machine."),
     "protocol": ("opprof.cli.protocol:group", "Check and show a pre-registered protocol."),
 }

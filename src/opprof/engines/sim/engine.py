@@ -141,6 +141,11 @@ class SimEngine:
         self.scheduler.add(request)
         self._wake()
 
+    def abort(self, request: SimRequest) -> None:
+        """Forget a request whose client has left; its sink hears nothing more."""
+        self.scheduler.abort(request)
+        self._wake()
+
     def control(self, call: str, done: Callable[[bool], None]) -> None:
         """Ask for ``start`` or ``stop`` of a profile window; handled between two steps."""
         self._host.calls.append((call, done))
@@ -149,6 +154,12 @@ class SimEngine:
     def stall(self, length_ns: int) -> None:
         """Let the engine thread hang for ``length_ns`` (planted)."""
         self._host.stall_until_ns = self._clock.now_ns() + length_ns
+
+    def kill(self, reason: str) -> None:
+        """End at once, as a kill does: the stream gets no footer."""
+        self.dead = True
+        if self._recorder is not None:
+            self._recorder.abandon(reason, open_steps=len(self._flights))
 
     def stop(self) -> None:
         """End the recording cleanly; call it when nothing is outstanding."""

@@ -171,6 +171,23 @@ class Scheduler:
         self._order += 1
         self.waiting.append(request)
 
+    def abort(self, request: SimRequest) -> None:
+        """Take a request out, wherever it is; what is in flight for it is ignored."""
+        request.epoch += 1
+        if request in self.running:
+            if request.decoding:
+                self._stop_decoding(request)
+            if request in self._prefilling:
+                self._prefilling.remove(request)
+            if request in self._joining:
+                self._joining.remove(request)
+            self.pool.release(request.blocks)
+            request.blocks = []
+            del self.running[request]
+            self._flush = True
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
     @property
     def has_requests(self) -> bool:
         """Whether vLLM's loop would schedule: unfinished requests, or finished ones to flush."""
@@ -397,6 +414,7 @@ class Scheduler:
         victim.base = victim.prompt_tokens + delivered
         victim.computed = 0
         victim.cached_blocks = 0
+        victim.decode_tick = victim.last_tick = 0
         self.pool.release(victim.blocks)
         victim.blocks = []
         del self.running[victim]
