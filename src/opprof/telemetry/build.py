@@ -68,13 +68,16 @@ _NO_GRAPH = Graph(mode=None, hit=False, unpadded_tokens=0, bucket_tokens=0)
 class ColumnBuilder:
     """Collects blocks of steps; :meth:`finish` returns them as one :class:`StepColumns`.
 
-    ``first_line`` is the line of the first step in the file, for the messages.
+    ``first_line`` is the line of the first step in the file, for the messages. ``rows_expected``
+    sizes the integer table, so that its memory is touched once; more rows only cost a copy.
     """
 
-    def __init__(self, path: Path, first_line: int = 2) -> None:
+    def __init__(self, path: Path, first_line: int = 2, *, rows_expected: int = 0) -> None:
         self._path = path
         self._first_line = first_line
         self._rows = 0
+        self._capacity = rows_expected
+        self._integers: Int64 | None = None
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, steps: Sequence[Step]) -> None:
@@ -117,9 +120,22 @@ class ColumnBuilder:
             table = np.array(_whole_steps([_filled(step) for step in steps]), np.int64)
             modes = [_mode_code(step.graph) for step in steps]
         # Transposed while the block is still in the cache: columns come out contiguous.
-        self._append("table", table.reshape(len(steps), len(_TABLE)).T.copy())
+        rows = slice(self._rows, self._rows + len(steps))
+        self._reserve(rows.stop)[:, rows] = table.reshape(len(steps), len(_TABLE)).T
         self._append("mode", np.array(modes, np.int8))
         self._append("kv_usage", np.array([step.kv_usage for step in steps], np.float64))
+
+    def _reserve(self, rows: int) -> Int64:
+        """Return the integer table, int64[len(_TABLE), at least ``rows``]."""
+        import numpy as np
+
+        if self._integers is None or rows > self._integers.shape[1]:
+            self._capacity = max(self._capacity, rows + rows // 2)
+            larger = np.empty((len(_TABLE), self._capacity), np.int64)
+            if self._integers is not None:
+                larger[:, : self._rows] = self._integers[:, : self._rows]
+            self._integers = larger
+        return self._integers
 
     def _add_chunks(self, lists: Sequence[list[int]]) -> None:
         import numpy as np
@@ -167,7 +183,8 @@ class ColumnBuilder:
 
         if not self._parts:
             self.add([])
-        by_name: dict[str, Any] = dict(zip(_TABLE, self._whole("table", 1), strict=True))
+        table = self._reserve(self._rows)[:, : self._rows]
+        by_name: dict[str, Any] = dict(zip(_TABLE, table, strict=True))
         for name, values in by_name.items():
             self._check_range(name, values, _TIME_MAX if name in _TIMES else _COUNT_MAX)
         executed: Bool = by_name.pop("model_executed").astype(np.bool_)
@@ -208,11 +225,11 @@ class ColumnBuilder:
         if len(values) and int(values.max()) > limit:
             raise self._fault(int((values > limit).argmax()), f"{name} is over {limit}")
 
-    def _whole(self, name: str, axis: int = 0) -> NDArray[Any]:
+    def _whole(self, name: str) -> NDArray[Any]:
         """Join the blocks of one part and let go of them."""
         import numpy as np
 
-        return np.concatenate(self._parts.pop(name), axis=axis)
+        return np.concatenate(self._parts.pop(name))
 
 
 def _whole_steps(steps: Sequence[Step]) -> list[tuple[int | None, ...]]:

@@ -31,13 +31,10 @@ class LineBlock:
     first_line: int
     """Number of the first line, from 1."""
     data: bytes
+    lines: int
+    """Number of lines, an unterminated last one included."""
     last: bool
     """True when nothing follows in the file."""
-
-    @property
-    def lines(self) -> int:
-        """Number of lines, an unterminated last one included."""
-        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,8 @@ class DecodedBlock(Generic[T]):
     records: list[T]
     torn_line: int | None
     """Number of a last line that is no whole JSON text; null everywhere else."""
+    size_bytes: int = 0
+    """Of the block in the file."""
 
 
 def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
@@ -66,9 +65,10 @@ def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
         if not cut and len(carry) + len(chunk) > LINE_BYTES_MAX:
             raise InputError(f"line longer than {LINE_BYTES_MAX} bytes", path=path, line=first_line)
         if cut:
-            block = LineBlock(first_line, carry + chunk[:cut], last)
-            yield block
-            first_line += block.lines
+            data = carry + chunk[:cut]
+            lines = data.count(b"\n") + (not data.endswith(b"\n"))
+            yield LineBlock(first_line, data, lines, last)
+            first_line += lines
             carry = chunk[cut:]
         else:
             carry += chunk
@@ -91,17 +91,15 @@ def decode_blocks(
         torn: int | None = None
         if records is None:
             records, torn = _decode_slowly(block, path, decoder)
-        yield DecodedBlock(block.first_line, records, torn)
+        yield DecodedBlock(block.first_line, records, torn, len(block.data))
 
 
 def _decode_fast(block: LineBlock, decoder: msgspec.json.Decoder[T]) -> list[T] | None:
     """Decode a block in one call; null where it must be looked at line by line.
 
     ``decode_lines`` takes any white space between records, so the lines are counted against the
-    records, and two line ends in a row are left to the slow path.
+    records: a blank line, a record over two lines or two on one line leave a difference.
     """
-    if b"\n\n" in block.data:
-        return None
     try:
         records = decoder.decode_lines(block.data)
     except (msgspec.DecodeError, RecursionError):

@@ -11,6 +11,7 @@ Source: contract, section 2; protocol, "Layer 1: always on" and A-P3-5.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -91,7 +92,7 @@ def read_stream(path: Path) -> Stream:
 
 def _read(stream: BinaryIO, path: Path) -> Stream:
     decoder = msgspec.json.Decoder(Header | _UncollectedStep | Footer)
-    reader = _Reader(path)
+    reader = _Reader(path, os.fstat(stream.fileno()).st_size)
     for block in decode_blocks(stream, path, decoder):
         reader.add(block)
     return reader.finish()
@@ -100,8 +101,9 @@ def _read(stream: BinaryIO, path: Path) -> Stream:
 class _Reader:
     """Keeps the order of a stream: header, steps, footer, nothing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
+        self._size_bytes = size_bytes
         self._builder = ColumnBuilder(path)
         self._header: Header | None = None
         self._footer: Footer | None = None
@@ -118,6 +120,9 @@ class _Reader:
                     "the stream does not begin with a header line", path=self._path, line=1
                 )
             self._header = header
+            # Later lines are about as long as those of the first block.
+            rows = self._size_bytes * len(records) // max(block.size_bytes, 1)
+            self._builder = ColumnBuilder(self._path, rows_expected=rows + rows // 16)
             records = records[1:]
             first_line += 1
         if set(map(type, records)) - {_UncollectedStep}:
