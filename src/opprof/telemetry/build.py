@@ -140,7 +140,7 @@ class ColumnBuilder:
     def _add_chunks(self, lists: Sequence[list[int]]) -> None:
         import numpy as np
 
-        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        lengths = np.fromiter(map(len, lists), np.int32, len(lists))
         values = np.fromiter(chain.from_iterable(lists), np.int64, int(lengths.sum()))
         self._append("chunk_lengths", lengths)
         self._append("chunk_values", values)
@@ -150,17 +150,17 @@ class ColumnBuilder:
 
         rows = len(hists)
         present = [hist for hist in hists if hist is not None]
-        lengths = np.fromiter(map(len, present), np.int64, len(present))
+        lengths = np.fromiter(map(len, present), np.int32, len(present))
         total = int(lengths.sum())
         missing = np.zeros(rows, np.bool_)
         if len(present) < rows:
             missing = np.fromiter((hist is None for hist in hists), np.bool_, rows)
-            all_lengths = np.zeros(rows, np.int64)
+            all_lengths = np.zeros(rows, np.int32)
             all_lengths[~missing] = lengths
             lengths = all_lengths
         try:
             bounds = np.fromiter(
-                map(_BOUND_LOG2.__getitem__, chain.from_iterable(present)), np.int64, total
+                map(_BOUND_LOG2.__getitem__, chain.from_iterable(present)), np.int8, total
             )
         except KeyError as error:
             bound = error.args[0]
@@ -285,7 +285,7 @@ def _mode_code(graph: Graph | None) -> int:
     return MODE_ABSENT if graph is None else _MODE_CODE.get(graph.mode, MODE_UNKNOWN)
 
 
-def _offsets(lengths: Int64) -> Int64:
+def _offsets(lengths: NDArray[Any]) -> Int64:
     import numpy as np
 
     offsets = np.zeros(len(lengths) + 1, np.int64)

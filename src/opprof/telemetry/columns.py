@@ -33,10 +33,10 @@ NULL_COUNT = -1
 class Ragged:
     """Lists of integers, one per step: ``values[offsets[i]:offsets[i + 1]]``.
 
-    Shapes: ``values`` int64[m], ``offsets`` int64[steps + 1].
+    Shapes: ``values`` int64[m] (int8 for logarithms), ``offsets`` int64[steps + 1].
     """
 
-    values: Int64
+    values: Int64 | Int8
     offsets: Int64
 
     def of(self, row: int) -> list[int]:
