@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,13 @@ LINE_BYTES_MAX = 8 << 20
 each of 1,024 requests) has about 10 kB."""
 
 T = TypeVar("T")
+
+
+class ByteSource(Protocol):
+    """What is read: any binary file."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to ``size`` bytes; none at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,7 @@ class DecodedBlock(Generic[T]):
     """Of the block in the file."""
 
 
-def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
+def line_blocks(stream: ByteSource, path: Path) -> Iterator[LineBlock]:
     """Yield the file's lines in blocks of about ``BLOCK_BYTES``.
 
     Raises:
@@ -65,7 +72,7 @@ def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
         if not cut and len(carry) + len(chunk) > LINE_BYTES_MAX:
             raise InputError(f"line longer than {LINE_BYTES_MAX} bytes", path=path, line=first_line)
         if cut:
-            data = carry + chunk[:cut]
+            data = b"".join((carry, memoryview(chunk)[:cut]))
             lines = data.count(b"\n") + (not data.endswith(b"\n"))
             yield LineBlock(first_line, data, lines, last)
             first_line += lines
@@ -76,7 +83,7 @@ def line_blocks(stream: BinaryIO, path: Path) -> Iterator[LineBlock]:
 
 
 def decode_blocks(
-    stream: BinaryIO, path: Path, decoder: msgspec.json.Decoder[T]
+    stream: ByteSource, path: Path, decoder: msgspec.json.Decoder[T]
 ) -> Iterator[DecodedBlock[T]]:
     """Decode every line of the file.
 

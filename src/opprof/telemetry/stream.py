@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -84,13 +84,14 @@ def read_stream(path: Path) -> Stream:
         SchemaError: the file is no schema-1 stream; names file and line.
     """
     try:
-        with path.open("rb") as stream:
+        # Unbuffered: whole blocks are read, and a buffer would only copy them once more.
+        with path.open("rb", buffering=0) as stream:
             return _read(stream, path)
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror or error}", path=path) from error
 
 
-def _read(stream: BinaryIO, path: Path) -> Stream:
+def _read(stream: FileIO, path: Path) -> Stream:
     decoder = msgspec.json.Decoder(Header | _UncollectedStep | Footer)
     reader = _Reader(path, os.fstat(stream.fileno()).st_size)
     for block in decode_blocks(stream, path, decoder):
