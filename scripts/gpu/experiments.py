@@ -208,7 +208,8 @@ def collect(server: Server) -> str:
             rank = int(match.group(1)) if match else number
             names[f"window{window}-rank{rank}.pt.trace.json.gz"] = trace
     for new, old in names.items():
-        (server.trace_dir / old).rename(server.trace_dir / new)
+        if not (server.trace_dir / new).exists():  # the client renames what it saw itself
+            (server.trace_dir / old).rename(server.trace_dir / new)
     (server.trace_dir / "original-names.json").write_text(json.dumps(names, indent=1))
     return f"{len(names)} traces"
 
