@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS: list[list[int]] = []
-"""One row a step: requests, tokens, hooked and original schedule ns, hooked and original update."""
+"""One row a step: recording on, requests, tokens, then ns: hooked and original schedule, update."""
 
 
 def timed(function: Callable[..., Any], sink: list[int]) -> Callable[..., Any]:
@@ -45,12 +45,9 @@ def register() -> None:
         def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
             output = hooked(self, *args, **kwargs)
             counts = output.num_scheduled_tokens
-            waiting[id(output)] = [
-                len(counts),
-                output.total_num_scheduled_tokens,
-                outer[0],
-                own_schedule[0],
-            ]
+            is_on = hasattr(output, "opprof_step")
+            row = [len(counts), output.total_num_scheduled_tokens, outer[0], own_schedule[0]]
+            waiting[id(output)] = [int(is_on), *row]
             return output
 
         return schedule

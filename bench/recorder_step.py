@@ -69,7 +69,7 @@ def make_output(decodes: int, new: int, chunks: int) -> Output:
     return type("Prepared", (Output,), {"total_num_scheduled_tokens": total})(fresh, cached, counts)
 
 
-def time_loop(scheduler: Any, result: Result, steps: int) -> list[int]:
+def time_loop(scheduler: Any, result: Result, steps: int, rest_s: float) -> list[int]:
     """Return nanoseconds of each schedule-and-update pair, in a hot loop with short rests."""
     clock = time.perf_counter_ns
     costs = []
@@ -79,7 +79,7 @@ def time_loop(scheduler: Any, result: Result, steps: int) -> list[int]:
         scheduler.update_from_output(output, result)
         costs.append(clock() - begin)
         if number % 50 == 49:
-            time.sleep(0.05)  # No engine runs tens of thousands of steps a second.
+            time.sleep(rest_s)  # No engine runs tens of thousands of steps a second.
     return costs
 
 
@@ -105,7 +105,8 @@ def measure(decodes: int, new: int, chunks: int, steps: int) -> dict[str, Any]:
     result = Result(Stat(tokens, tokens, "FULL"))
     plain, hooked = Plain(), Hooked()
     plain.output = hooked.output = output
-    base = time_loop(plain, result, steps // 4)
+    rest_s = 0.05 * max(1.0, (decodes + new + chunks) / 256)
+    base = time_loop(plain, result, steps // 4, 0.01)
     with tempfile.TemporaryDirectory() as folder:
         silent = Recorder(Path(folder) / "silent.jsonl", header())
         silent._ended = False
@@ -116,8 +117,8 @@ def measure(decodes: int, new: int, chunks: int, steps: int) -> dict[str, Any]:
         recorder = Recorder(Path(folder) / "engine-0.jsonl", header())
         recorder.start()
         hooked._opprof = Capture(recorder, hooked, None)
-        time_loop(hooked, result, 500)
-        costs = time_loop(hooked, result, steps)
+        time_loop(hooked, result, 500, rest_s)
+        costs = time_loop(hooked, result, steps, rest_s)
         assert recorder.close(), "the writer did not confirm"
         side = json.loads((Path(folder) / "engine-0.jsonl.footer.json").read_text())
     assert side["written_records"] == steps + 500, side

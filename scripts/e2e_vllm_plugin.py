@@ -107,7 +107,7 @@ def scenario_windows_and_drain(env: Path, run: Path) -> str:
             assert load.failed == 0
             assert server.process is not None
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(60) == 0
+            assert server.process.wait(180) == 0
     count = check_accounting(server.opprof_dir, final=True)
     steps = steps_of(server.opprof_dir)
     check_steps(steps)
@@ -139,7 +139,7 @@ def scenario_kill_engine(env: Path, run: Path) -> str:
     steps = steps_of(server.opprof_dir)
     age_ms = (signal_ns - _wall(server, steps[-1]["complete_mono_ns"])) / 1e6
     side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
-    assert side["reason"] == "the engine process is gone", side
+    assert side["engine_gone"] and side["reason"] is None, side
     return f"{count} steps, the last completed {age_ms:.0f} ms before the signal"
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[1]
 MODEL_NAME = "tiny-qwen3"
 START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 180.0
 
 
 def free_port() -> int:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,34 +25,40 @@ import tarfile
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(SCRIPTS))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from e2e_vllm_plugin import Load  # noqa: E402
-from opprof_disk_checks import (  # noqa: E402
-    check_accounting,
-    check_steps,
-    join_trace,
-    profiler_events,
-    steps_of,
-)
+from opprof_disk_checks import check_accounting, check_steps, steps_of  # noqa: E402
+from run_checks import collect, cost_in_engine, graph_table, joins  # noqa: E402
 from vllm_cpu_server import CHECKOUT, Server, plugin_path, profiler_config  # noqa: E402
 
 MODEL_NAME = "Qwen3-30B-A3B-shape"
 TAR_BYTES = 15 << 20
-TABLE_ROW = re.compile(r"\| (\d+) +\| (\d+) +\| (\d+) +\| (\w+) +\| (\d+) +\|")
+
+
+def plugin_of(run: Path, *, timed: bool) -> tuple[str, dict[str, str]]:
+    """Return PYTHONPATH and variables: the plugin, or the plugin with the bench's clocks."""
+    if not timed:
+        return plugin_path(run / "plugin"), {}
+    path = plugin_path(run / "plugin", "opprof", "recorder_engine_shim:register")
+    timings = {"OPPROF_BENCH_TIMINGS": str(run / "timings.json")}
+    return os.pathsep.join([path, str(CHECKOUT / "bench")]), timings
 
 
 class GpuServer(Server):
     """The specification's server command on the carried site."""
 
-    def __init__(self, machine: Machine, run_dir: Path, flags: Sequence[str], tp: int) -> None:
+    def __init__(
+        self, machine: Machine, run_dir: Path, flags: Sequence[str], tp: int, timed: bool
+    ) -> None:
         super().__init__(Path("/"), run_dir, flags=flags)
+        self._timed = timed
         self.model = machine.model
         self.model_name = MODEL_NAME
         self._site = machine.site
@@ -73,9 +78,10 @@ class GpuServer(Server):
 
     def environment(self) -> dict[str, str]:
         """Return the environment: the carried site, the plugin, no network."""
-        path = os.pathsep.join([plugin_path(self.run_dir / "plugin"), str(self._site)])
+        path, more = plugin_of(self.run_dir, timed=self._timed)
         return dict(os.environ) | {
-            "PYTHONPATH": path,
+            **more,
+            "PYTHONPATH": os.pathsep.join([path, str(self._site)]),
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -138,12 +144,13 @@ class Machine:
         self.say(f"PASS {name}: {result}")
         return result
 
-    def server(self, run: Path, flags: Sequence[str] = (), tp: int = 1) -> Server:
-        """Return the server for a run directory."""
+    def server(self, run: Path, flags: Sequence[str], tp: int, timed: bool) -> Server:
+        """Return the server for a run directory; ``timed``: with clocks around the hooks."""
         if self.cpu is None:
-            return GpuServer(self, run, flags, tp)
-        more = ["--enforce-eager", "--tensor-parallel-size", str(tp)]
-        return Server(self.cpu, run, flags=[*more, *flags])
+            return GpuServer(self, run, flags, tp, timed)
+        path, variables = plugin_of(run, timed=timed)
+        more = ["--enforce-eager", "--tensor-parallel-size", str(tp), *flags]
+        return Server(self.cpu, run, flags=more, pythonpath=path, variables=variables)
 
     def environment(self) -> dict[str, str]:
         """Return the environment of ``opprof`` commands."""
@@ -178,14 +185,14 @@ class Machine:
         return path
 
 
-def run_pattern(machine: Machine, server: Server, name: str, windows: int) -> str:
+def run_pattern(machine: Machine, server: Server, name: str, config: str, windows: int) -> str:
     """Drive one saturation run through ``opprof run``; return its last lines."""
     pattern = machine.patterns[name]
     log = server.run_dir / "client.log"
     code = machine.opprof(
         *("run", "--manifest", str(machine.work / f"{name}.jsonl"), "--base-url", server.url),
         *("--model", MODEL_NAME if machine.cpu is None else "tiny-qwen3"),
-        *("--load-point", "saturation", "--request-rate", "inf"),
+        *("--config", config, "--load-point", "saturation", "--request-rate", "inf"),
         *("--max-concurrency", str(machine.concurrency), "--ignore-eos", "--temperature", "0"),
         *("--time-scale", str(pattern.time_scale)),
         *("--clean-segment-seconds", str(pattern.segment_s), "--num-clean-segments", "3"),
@@ -196,69 +203,6 @@ def run_pattern(machine: Machine, server: Server, name: str, windows: int) -> st
         log=log,
     )
     return f"exit {code}; " + " | ".join(log.read_text().strip().splitlines()[-6:])
-
-
-def collect(server: Server) -> str:
-    """Rename the traces of all windows as the contract names them, with the original names kept."""
-    names: dict[str, str] = {}
-    stops = [event for event in profiler_events(server.opprof_dir) if event["event"] == "stop"]
-    for window, event in enumerate(event for event in stops if event["traces"]):
-        for number, trace in enumerate(event["traces"]):
-            match = re.search(r"rank[-_]?(\d+)", trace)
-            rank = int(match.group(1)) if match else number
-            names[f"window{window}-rank{rank}.pt.trace.json.gz"] = trace
-    for new, old in names.items():
-        if not (server.trace_dir / new).exists():  # the client renames what it saw itself
-            (server.trace_dir / old).rename(server.trace_dir / new)
-    (server.trace_dir / "original-names.json").write_text(json.dumps(names, indent=1))
-    return f"{len(names)} traces"
-
-
-def joins(server: Server) -> str:
-    """Join every trace to Layer 1 by its annotations."""
-    steps = steps_of(server.opprof_dir)
-    found = {}
-    for path in sorted(server.trace_dir.glob("window*.gz")):
-        joined = join_trace(path, steps)
-        modes = Counter((steps[index]["graph"] or {}).get("mode") for index in joined)
-        found[path.name.partition(".")[0]] = (joined[0], dict(modes))
-    if not found:
-        raise AssertionError("no traces")
-    return str(found)
-
-
-def graph_table(server: Server) -> str:
-    """Find every table of graph statistics that vLLM logged as a run of steps in the stream.
-
-    The tables follow each other without gaps, except that vLLM prints none while it is idle.
-    """
-    log = (server.run_dir / "server.log").read_text(errors="replace")
-    steps: list[tuple[int, int, str]] = []
-    for step in steps_of(server.opprof_dir):
-        graph = step["graph"]
-        if graph is not None:
-            is_eager = graph["mode"] == "NONE"
-            padded = graph["unpadded_tokens"] if is_eager else graph["bucket_tokens"]
-            steps.append((graph["unpadded_tokens"], padded, graph["mode"]))
-    at = matched = tables = 0
-    for text in log.split("**CUDAGraph Stats:**")[1:]:
-        table: Counter[tuple[int, int, str]] = Counter()
-        for unpadded, padded, _, mode, count in TABLE_ROW.findall(text):
-            table[int(unpadded), int(padded), mode] += int(count)
-        size = table.total()
-        if not size:
-            continue
-        while at + size <= len(steps) and Counter(steps[at : at + size]) != table:
-            at += 1
-        if at + size > len(steps):
-            raise AssertionError(
-                f"table {tables} of {size} steps is nowhere in the stream: {table}"
-            )
-        at, matched, tables = at + size, matched + size, tables + 1
-    if not tables:
-        raise AssertionError("vLLM logged no graph table")
-    modes = Counter(mode for _, _, mode in steps)
-    return f"{tables} tables of {matched} steps equal, of {len(steps)}; modes {dict(modes)}"
 
 
 def drain_under_load(machine: Machine, server: Server) -> str:
@@ -273,6 +217,16 @@ def drain_under_load(machine: Machine, server: Server) -> str:
     return f"exit {code} after {time.monotonic() - began:.1f} s, {count} steps"
 
 
+def recording_off_for_a_while(machine: Machine, server: Server) -> None:
+    """A few seconds of load with recording off: what the bench's clocks cost by themselves."""
+    control = server.opprof_dir / "engine-0.jsonl.control"
+    control.write_text("off")
+    with Load(server, machine.concurrency):
+        time.sleep(5)
+    control.write_text("on")
+    time.sleep(0.3)
+
+
 def kill_under_load(machine: Machine, server: Server) -> str:
     """SIGKILL the engine under load: the checkpoint obeys A-P3-5."""
     with Load(server, min(64, machine.concurrency)):
@@ -284,7 +238,7 @@ def kill_under_load(machine: Machine, server: Server) -> str:
     count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
     side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
     age_ms = (signal_ns - side["wall_time_ns"]) / 1e6
-    return f"{count} steps, checkpoint {age_ms:.0f} ms before the signal, {side['reason']}"
+    return f"{count} steps, checkpoint {age_ms:.0f} ms before the signal"
 
 
 def gpu_state(machine: Machine, server: Server) -> None:
@@ -360,11 +314,12 @@ def one_run(
     ending: Callable[[Machine, Server], str],
     flags: Sequence[str] = (),
     tp: int = 1,
+    timed: bool = False,
     extra: Callable[[Machine, Server], None] | None = None,
 ) -> Server | None:
     """A fresh server, one pattern, more experiments on it, and its end."""
     config = "C00-TP2" if tp > 1 else "C00"
-    server = machine.server(machine.work / f"{name}-{config}-saturation", flags, tp)
+    server = machine.server(machine.work / f"{name}-{config}-saturation", flags, tp, timed)
     machine.say(f"{name}: starting the server")
     try:
         server.start()
@@ -373,7 +328,7 @@ def one_run(
         return None
     machine.say(f"{name}: healthy")
     gpu_state(machine, server)
-    machine.check(f"{name} run", lambda: run_pattern(machine, server, name, windows))
+    machine.check(f"{name} run", lambda: run_pattern(machine, server, name, config, windows))
     gpu_state(machine, server)
     if extra is not None:
         extra(machine, server)
@@ -388,11 +343,20 @@ def stage_runs_a(machine: Machine) -> None:
     for name in ("P01", "P03"):
         machine.check(f"{name} manifest", lambda name=name: machine.manifest(name))
     flags = ["--cudagraph-metrics"]
-    first = one_run(machine, "P01", windows=3, ending=drain_under_load, flags=flags)
+    first = one_run(
+        machine,
+        "P01",
+        windows=3,
+        ending=drain_under_load,
+        flags=flags,
+        timed=True,
+        extra=recording_off_for_a_while,
+    )
 
     def after_first() -> None:
         if first is not None:
             machine.check("P01 graphs against vLLM's own", lambda: graph_table(first))
+            machine.check("P01 cost in the engine", lambda: cost_in_engine(first))
         finish(machine, [first], {"P01": 3})
 
     # The first run is packed while the second server starts: a stage that is cut short keeps it.

@@ -141,3 +141,6 @@ class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str | None = None
     open_steps: Count = 0
     pauses: Count = 0
+    engine_gone: bool = False
+    """True when the engine died without closing (a hard kill) and its writer, which outlived it,
+    drained what it had published. No fault of the recording: ``reason`` stays null."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import compress
+from operator import add
 
 from opprof.artifacts.layer1 import Graph, Step
 from opprof.engines.recorder.records import (
@@ -97,18 +99,19 @@ class Assembler:
 
 def split(submitted: Submitted) -> tuple[int, int, int, int]:
     """Return prefill requests and tokens, decode requests and tokens, split as vLLM does."""
-    requests = sum(submitted.context)
-    tokens = sum(
-        count
-        for count, is_context in zip(submitted.scheduled, submitted.context, strict=True)
-        if is_context
-    )
+    chunks = prefill_chunks(submitted)
+    tokens = sum(chunks)
     return (
-        requests,
+        len(chunks),
         tokens,
-        len(submitted.context) - requests,
+        len(submitted.context) - len(chunks),
         sum(submitted.scheduled) - tokens,
     )
+
+
+def prefill_chunks(submitted: Submitted) -> list[int]:
+    """Return the tokens of each prefill chunk, cached requests first."""
+    return list(compress(submitted.scheduled, submitted.context))
 
 
 def context_histogram(lengths: Sequence[int]) -> dict[str, int]:
@@ -116,7 +119,9 @@ def context_histogram(lengths: Sequence[int]) -> dict[str, int]:
 
     ``lengths``: int[requests], tokens. Bounds are in rising order, empty bins are left out.
     """
-    exponents = Counter((length - 1).bit_length() if length > 1 else 0 for length in lengths)
+    # The bound of n > 1 is 2 ** bit_length(n - 1); 0 and 1 share exponent 0.
+    below = [length - 1 if length else 0 for length in lengths]
+    exponents = Counter(map(int.bit_length, below))
     return {str(1 << exponent): exponents[exponent] for exponent in sorted(exponents)}
 
 
@@ -132,9 +137,7 @@ def build_step(submitted: Submitted, completed: Completed, *, profiled: bool = F
             f"step {submitted.step}: requests sum to {prefill_tokens + decode_tokens} tokens, the "
             f"schedule says {submitted.total_tokens}"
         )
-    lengths = [
-        before + now for before, now in zip(submitted.computed, submitted.scheduled, strict=True)
-    ]
+    lengths = list(map(add, submitted.computed, submitted.scheduled))
     ran = submitted.total_tokens > 0
     return Step(
         step=submitted.step,
@@ -146,11 +149,7 @@ def build_step(submitted: Submitted, completed: Completed, *, profiled: bool = F
         prefill_tokens=prefill_tokens,
         decode_requests=decode_requests,
         decode_tokens=decode_tokens,
-        prefill_chunks=[
-            count
-            for count, is_context in zip(submitted.scheduled, submitted.context, strict=True)
-            if is_context
-        ],
+        prefill_chunks=prefill_chunks(submitted),
         context_len_hist=context_histogram(lengths),
         context_len_sum=sum(lengths),
         context_len_max=max(lengths, default=0),

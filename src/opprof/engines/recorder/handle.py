@@ -62,6 +62,24 @@ class Recorder:
     Not thread-safe: every method is called by the engine's scheduler thread.
     """
 
+    __slots__ = (
+        "_capacity",
+        "_connection",
+        "_data",
+        "_dropped",
+        "_ended",
+        "_head",
+        "_header",
+        "_items",
+        "_limit",
+        "_next",
+        "_process",
+        "_ring",
+        "_words",
+        "failure",
+        "path",
+    )
+
     def __init__(self, path: Path, header: Header, *, capacity: int = CAPACITY_BYTES) -> None:
         self.path = path
         self._header = header

@@ -42,6 +42,7 @@ class StreamWriter:
         self.dropped = 0
         self.last_step = -1
         self.pauses = 0
+        self._engine_gone = False
         self._wall_ns = wall_ns
         self._mono_ns = mono_ns
         self._interval_s = header.flush_interval_s
@@ -86,12 +87,15 @@ class StreamWriter:
         self._commit(final=True, open_steps=open_steps)
         self._release()
 
-    def abandon(self, reason: str, *, open_steps: int = 0) -> None:
+    def abandon(self, reason: str | None, *, open_steps: int = 0) -> None:
         """End the stream early: no footer, and a sidecar with the reason and ``final: false``.
+
+        ``reason`` None says that the engine is gone: nothing went wrong with the recording.
 
         Uses the reserved space when the disk has none left. Never raises :class:`OSError`: there is
         nobody left to tell.
         """
+        self._engine_gone = reason is None
         try:
             try:
                 self._commit(reason=reason, open_steps=open_steps)
@@ -145,6 +149,7 @@ class StreamWriter:
             reason=reason,
             open_steps=open_steps,
             pauses=self.pauses,
+            engine_gone=self._engine_gone,
         )
 
     def _write_temporary(self, sidecar: Sidecar) -> None:

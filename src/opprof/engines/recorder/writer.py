@@ -77,9 +77,8 @@ class Writer:
                 asked = bool(connection.recv(64))
                 gone = gone or not asked
             reason = self._turn(everything=asked or gone)
-            if reason is None and gone and self._closing is None:
-                reason = "the engine process is gone"
-            if reason is not None:
+            is_killed = gone and self._closing is None
+            if reason is not None or is_killed:
                 self._ring.words[FLAG] = FLAG_DEAD
                 self._stream.abandon(reason, open_steps=self._assembler.open_steps)
                 return False

@@ -52,6 +52,8 @@ def choose_depths(scheduler: Any) -> Depths:
 class Capture:
     """The step hooks of one scheduler."""
 
+    __slots__ = ("_depths", "_engine_split", "_marks", "_preemptions", "recorder")
+
     def __init__(
         self,
         recorder: Recorder,
@@ -63,8 +65,8 @@ class Capture:
         self._depths = choose_depths(scheduler)
         self._engine_split = engine_split
         self._preemptions = 0
+        # Of preempted requests: tokens that had been computed when they lost their blocks.
         self._marks: dict[str, int] = {}
-        """Of preempted requests: tokens that had been computed when they lost their blocks."""
 
     def prefix_counters(self, scheduler: Any) -> tuple[int, int]:
         """Return the cumulative prefix queries and hits in tokens, before ``schedule()``."""

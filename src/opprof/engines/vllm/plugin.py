@@ -30,9 +30,9 @@ def activate() -> None:
     verdict = check_installed()
     _state["fit"] = verdict
     # Imported here, so that a process without the plugin's variable pays for none of it.
-    from opprof.engines.vllm import layer1, layer2
+    from opprof.engines.vllm import frontend, layer1, layer2
 
-    for name, hook in (layer1.HOOKS | layer2.HOOKS).items():
+    for name, hook in (layer1.HOOKS | layer2.HOOKS | frontend.HOOKS).items():
         importhook.after_import(name, hook)
 
 

@@ -56,6 +56,7 @@ SEAMS: tuple[Seam, ...] = (
     Seam("v1/engine/core.py", "EngineCore.shutdown", "hook", "the stream is closed"),
     Seam("v1/engine/core.py", "EngineCoreProc.run_busy_loop", "hook", "effective configuration"),
     Seam("v1/engine/core.py", "DPEngineCoreProc.run_busy_loop", "hook", "the same, data parallel"),
+    Seam("v1/engine/async_llm.py", "AsyncLLM.stop_profile", "hook", "a window's fault is answered"),
     Seam("v1/worker/worker_base.py", "WorkerBase.__init__", "hook", "graph statistics on"),
     Seam("v1/worker/gpu_worker.py", "Worker.annotate_profile", "hook", "opprof_step_<i>"),
     Seam("v1/worker/gpu_worker.py", "Worker.profile", "read", "profiler windows"),

@@ -93,15 +93,14 @@ class Session:
             if self.recorder.is_on:
                 self.recorder.profile(started=True, at_ns=self._call_ns)
 
-    def after_profile(self, *, is_start: bool) -> str | None:
-        """Write the window's event; return what the endpoint's caller must hear, if anything."""
+    def after_profile(self, *, is_start: bool) -> None:
+        """Write the window's event; :mod:`opprof.engines.vllm.frontend` tells the client."""
         after_ns = time.monotonic_ns()
         event = self._started(after_ns) if is_start else self._stopped(after_ns)
         if event.fault is not None:
             logger.error("opprof: profiler window %d: %s", event.window, event.fault)
         with self._windows.open("ab") as stream:
             stream.write(msgspec.json.encode(event) + b"\n")
-        return None if is_start else event.fault
 
     def _started(self, after_ns: int) -> ProfilerEvent:
         fault = None
