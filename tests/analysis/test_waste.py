@@ -131,6 +131,31 @@ def test_by_mode_restricts_the_sums() -> None:
     assert unused.not_available["CV_moe"] == "no active step"
 
 
+def test_cv_moe_is_judged_mode_by_mode() -> None:
+    """A run's coverage is no mode's: replays have no layer scopes, eager steps have all."""
+    steps = [
+        MoeStep(0, "FULL", (), 900),
+        MoeStep(0, "NONE", (10, 30), 0),
+        MoeStep(0, "PIECEWISE", (7,), 0),
+    ]
+    moe = moe_variation(steps, scope_share_min=0.8, ddof=0)
+    assert moe.cv is None
+    assert moe.reason is not None
+    assert "cover 5.0% of" in moe.reason
+    found = columns(stepped(GRAPHS))
+    by_mode = waste_by_mode(found, np.arange(5), CAPTURE_SIZES, moe)
+    assert by_mode["NONE"].cv_moe == 0.5
+    assert "CV_moe" not in by_mode["NONE"].not_available
+    assert by_mode["FULL"].not_available["CV_moe"] == (
+        "layer scopes cover 0.0% of the MoE GEMM time of the active steps of mode FULL, below 80%"
+    )
+    assert "PIECEWISE has two MoE layers" in by_mode["PIECEWISE"].not_available["CV_moe"]
+    only = moe_variation(steps[1:2], scope_share_min=0.8, ddof=0)
+    assert only.cv == 0.5
+    absent = waste_by_mode(found, np.arange(5), CAPTURE_SIZES, only)["FULL"].not_available
+    assert absent["CV_moe"] == "no active step of an accepted window ran in mode FULL"
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> dict[str, Any]:
     unpadded = draw(st.integers(1, 30))

@@ -193,8 +193,9 @@ def window_pairs(told: dict[str, Any], own: dict[str, Any]) -> Iterator[Pair]:
     yield "cuda_runtime_ns", device["cuda_runtime_ns"], mine["runtime_ns"] + mine["driver_ns"]
     for name in ("memcpy_ns", "memcpy_events", "memset_ns", "memset_events"):
         yield name, device[name], mine[name]
-    # README, "Open readings": the union of kernels alone, or with copies and memsets.
-    yield "busy_union_ns", device["busy_union_ns"], mine["busy_kernels_ns"]
+    # README, "Open readings": the union with copies and memsets, and of kernels alone beside it.
+    yield "busy_union_ns", device["busy_union_ns"], mine["busy_ns"]
+    yield "kernel_union_ns", device["kernel_union_ns"], mine["busy_kernels_ns"]
     yield "steps", len(told["steps"]), len(own["steps"])
     for left, right in zip(told["steps"], own["steps"], strict=False):
         where = f"step{right['profiler_step']}"

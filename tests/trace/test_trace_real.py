@@ -68,7 +68,8 @@ def compare(window: WindowTrace, want: dict[str, Any]) -> None:
             wanted["kernel_events"],
             wanted["kernel_ns"],
         )
-    assert window.busy_ns == times["busy_kernels_ns"]
+    assert window.busy_ns == times["busy_ns"]
+    assert window.kernel_busy_ns == times["busy_kernels_ns"]
     steps = window.steps
     assert sum(s.launch.ns for s in steps) == times["launch_named_ns"]
     assert sum(s.launch.events for s in steps) == times["launch_calls"]

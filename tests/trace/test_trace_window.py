@@ -190,6 +190,19 @@ def test_prologue_is_judged_stream_by_stream(tmp_path: Path, read: Read) -> None
     assert window.streams == 2
 
 
+def test_prologue_on_a_stream_of_its_own(tmp_path: Path, read: Read) -> None:
+    """Before the first launched kernel of any stream it is prologue, whatever its id says."""
+    trace = Trace.window()
+    trace.add(kernel("old", us(4999.999), "2.000", 4000, stream=20))
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert window.accepted
+    assert (window.prologue, window.unlaunched) == (Tally(1, 2_000), Tally())
+    trace.add(kernel("lost", us(5000), "4.000", 4001, stream=20))
+    window = read(trace.write(tmp_path / "u.gz"))
+    assert codes(window) == ["kernel_without_launch"]
+    assert (window.prologue, window.unlaunched) == (Tally(1, 2_000), Tally(1, 4_000))
+
+
 def test_a_kernel_without_correlation_is_a_reason(tmp_path: Path, read: Read) -> None:
     trace = Trace.window().add(kernel("bare", us(-100), "1.000", None))
     window = read(trace.write(tmp_path / "t.gz"))
@@ -276,6 +289,25 @@ def test_an_overrunning_duration_invalidates(tmp_path: Path, read: Read) -> None
     assert "some_kernel" in window.reasons[0].text
 
 
+@pytest.mark.parametrize("duration", ["75000000.000", "100000000000.000"])
+@pytest.mark.parametrize("place", [3, 31])
+def test_an_overrun_past_the_horizon_is_never_dropped(
+    place: int, duration: str, tmp_path: Path, read: Read
+) -> None:
+    """FIELD-CASES 8: nothing follows the last kernel of a stream, and its time still counts."""
+    trace = Trace.window()
+    trace.events[place]["dur"] = type(trace.events[place]["dur"])(duration)
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert codes(window) == ["kernel_overrun"]
+    assert (window.overruns, window.dropped) == (1, Tally())
+
+
+def test_an_overrunning_prologue_invalidates(tmp_path: Path, read: Read) -> None:
+    trace = Trace.window().add(kernel("old", us(0), "9999999.000", 3))
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert codes(window) == ["kernel_overrun"]
+
+
 def test_overlap_of_dependent_launches_and_of_graph_branches_is_legal(
     tmp_path: Path, read: Read
 ) -> None:
@@ -327,8 +359,27 @@ def test_busy_time_is_a_union_over_streams(tmp_path: Path, read: Read) -> None:
     trace.add(kernel("side", us(5050), "100.000", 50, stream=9))
     window = read(trace.write(tmp_path / "t.gz"))
     assert window.kernel.ns == 900_000
-    assert window.busy_ns == 850_000
+    assert (window.busy_ns, window.kernel_busy_ns) == (850_000, 850_000)
     assert window.streams == 2
+
+
+def test_busy_time_holds_copies_and_memsets_too(tmp_path: Path, read: Read) -> None:
+    trace = Trace.window()
+    trace.add(call("cudaMemcpyAsync", us(300), 60), call("cudaMemsetAsync", us(310), 61))
+    trace.add(kernel("Memcpy", us(5090), "30.000", 60, stream=9, cat="gpu_memcpy"))
+    trace.add(kernel("Memset", us(5110), "15.000", 61, cat="gpu_memset"))
+    trace.add(kernel("Memcpy", us(9000), "40.000", 3, cat="gpu_memcpy"))  # of no active step
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert (window.busy_ns, window.kernel_busy_ns) == (825_000, 800_000)
+
+
+def test_absurd_copy_times_are_dropped_and_said(tmp_path: Path, read: Read) -> None:
+    trace = Trace.window().add(call("cudaMemcpyAsync", us(300), 60))
+    trace.add(kernel("Memcpy", us(-100_000_000_000), "30.000", 60, cat="gpu_memcpy"))
+    window = read(trace.write(tmp_path / "t.gz"))
+    assert window.busy_ns == 800_000
+    assert window.steps[0].memcpy == Tally()
+    assert [warning.code for warning in window.warnings] == ["copy_time_impossible"]
 
 
 def test_families_are_asked_once_for_each_pair(tmp_path: Path, read: Read) -> None:

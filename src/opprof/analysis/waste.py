@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from opprof.artifacts.waste import WasteByMode, WasteCounts
@@ -172,7 +172,11 @@ def waste_by_mode(
             missing = dict.fromkeys(missing, f"no clean step ran in mode {name}")
         cv = moe.by_mode.get(name)
         if cv is None:
-            missing["CV_moe"] = moe.reason or f"no active step of mode {name} has MoE layer scopes"
+            missing["CV_moe"] = moe.mode_reasons.get(name) or (
+                f"no active step of an accepted window ran in mode {name}"
+                if moe.judged
+                else moe.reason or NO_EXECUTED_REASON
+            )
         found[name] = WasteByMode(
             steps=ratios.counts.executed_steps,
             padding_fraction=ratios.padding_fraction,
@@ -236,6 +240,10 @@ class MoeVariation:
     by_mode: dict[str, float]
     scope_share: float | None
     """Smallest share, over ranks, of MoE GEMM time below a layer scope; null without such time."""
+    mode_reasons: dict[str, str] = field(default_factory=dict)
+    """Why a mode that active steps ran in has no value in ``by_mode``: its own reason."""
+    judged: bool = False
+    """The rule was applied to active steps; False where there was no step or no protocol."""
 
 
 def layer_variation(layer_ns: Sequence[int], *, ddof: int) -> float | None:
@@ -257,10 +265,28 @@ def moe_variation(steps: Sequence[MoeStep], *, scope_share_min: float, ddof: int
     """``CV_moe`` over the load point's active steps, rank by rank; never over summed ranks.
 
     It exists only where layer scopes cover at least ``scope_share_min`` of the MoE GEMM time of the
-    active steps on every rank (protocol: 80 %).
+    active steps on every rank (protocol: 80 %). Each graph mode is judged by the coverage of its
+    own steps: replays have no scopes, so that a run's coverage says nothing about one mode.
     """
     if not steps:
         return MoeVariation(None, "no active step of an accepted window", {}, {}, None)
+    found = _variation(steps, "", scope_share_min, ddof)
+    by_mode: dict[str, float] = {}
+    reasons: dict[str, str] = {}
+    for mode in sorted({step.mode for step in steps if step.mode is not None}):
+        own = [step for step in steps if step.mode == mode]
+        value = _variation(own, f" of mode {mode}", scope_share_min, ddof)
+        if value.cv is not None:
+            by_mode[mode] = value.cv
+        elif value.reason is not None:
+            reasons[mode] = value.reason
+    return replace(found, by_mode=by_mode, mode_reasons=reasons, judged=True)
+
+
+def _variation(
+    steps: Sequence[MoeStep], which: str, scope_share_min: float, ddof: int
+) -> MoeVariation:
+    """Apply the rule to some steps; ``which`` names them in the reason."""
     shares: list[float] = []
     for rank in sorted({step.rank for step in steps}):
         scoped = sum(sum(step.layer_ns) for step in steps if step.rank == rank)
@@ -268,22 +294,19 @@ def moe_variation(steps: Sequence[MoeStep], *, scope_share_min: float, ddof: int
         if total > 0:
             shares.append(scoped / total)
     if not shares:
-        return MoeVariation(None, "the active steps have no MoE GEMM time", {}, {}, None)
+        return MoeVariation(None, f"the active steps{which} have no MoE GEMM time", {}, {}, None)
     share = min(shares)
     if share < scope_share_min:
-        reason = f"layer scopes cover {share:.1%} of MoE GEMM time, below {scope_share_min:.0%}"
-        return MoeVariation(None, reason, {}, {}, share)
+        cover = f"layer scopes cover {share:.1%} of the MoE GEMM time of the active steps{which}"
+        return MoeVariation(None, f"{cover}, below {scope_share_min:.0%}", {}, {}, share)
     by_rank: dict[str, list[float]] = {}
-    modes: dict[str, dict[int, list[float]]] = {}
     for step in steps:
         value = layer_variation(step.layer_ns, ddof=ddof)
         if value is not None:
             by_rank.setdefault(str(step.rank), []).append(value)
-            modes.setdefault(step.mode or "unknown", {}).setdefault(step.rank, []).append(value)
     if not by_rank:
-        return MoeVariation(None, "no active step has two MoE layers", {}, {}, share)
-    by_mode = {mode: _mean_of_means(list(ranks.values())) for mode, ranks in modes.items()}
-    return MoeVariation(_mean_of_means(list(by_rank.values())), None, by_rank, by_mode, share)
+        return MoeVariation(None, f"no active step{which} has two MoE layers", {}, {}, share)
+    return MoeVariation(_mean_of_means(list(by_rank.values())), None, by_rank, {}, share)
 
 
 def _mean_of_means(groups: Sequence[Sequence[float]]) -> float:

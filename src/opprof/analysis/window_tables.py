@@ -210,6 +210,7 @@ def _device(trace: WindowTrace) -> DeviceTime:
         memset_events=memset.events,
         busy_union_ns=trace.busy_ns,
         streams=trace.streams,
+        kernel_union_ns=trace.kernel_busy_ns,
     )
 
 

@@ -98,8 +98,10 @@ class DeviceTime(Struct, frozen=True, forbid_unknown_fields=True):
     memset_ns: int
     memset_events: int
     busy_union_ns: int
-    """Union over streams of the active steps' kernel intervals: device-busy time."""
+    """Union over streams of the active steps' kernels, copies and memsets: device-busy time."""
     streams: int
+    kernel_union_ns: int | None = None
+    """The same union of the kernels alone."""
 
 
 class WindowFamilies(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

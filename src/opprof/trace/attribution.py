@@ -2,8 +2,12 @@
 
 Never by GPU time: a kernel often runs while the next step is already being launched. A kernel
 without a launch is prologue when it precedes every launched kernel of its stream, and lost data
-otherwise. On a stream without any launched kernel it is prologue when its correlation id is smaller
-than every call's (ids grow with time).
+otherwise. On a stream without any launched kernel it is prologue when it begins before the first
+launched kernel of any stream, or when its correlation id is smaller than every call's (ids grow
+with time).
+
+The horizon judges where a record begins, never where it ends: a record with an impossible duration
+is an overrun (FIELD-CASES 8) and is counted as one, not dropped.
 
 A graph launch with no activity under its correlation id is an opaque replay. Its device time is
 what a graph-level device record says (``GRAPH_RECORD``); without one it is unknown, and never
@@ -31,7 +35,9 @@ GRAPH_LAUNCH = re.compile(r"(?:cuda|cu)GraphLaunch")
 GRAPH_RECORD = re.compile(r"(?i)(?:cuda[ _]?)?graph[ _]?(?:trace|launch|replay|exec)?\b")
 """Whole names of device records that stand for a replay; no trace seen so far has any."""
 
-_DROPPED, _UNLAUNCHED = -2, -3
+DROPPED = -2
+"""Place of a record with an impossible begin."""
+_UNLAUNCHED = -3
 
 
 class StepClock:
@@ -128,7 +134,12 @@ class Attribution:
         """Of ``unlaunched``: records without a correlation id."""
         self.dropped = Sum()
         self.copies_outside = Sum()
+        self.dropped_copies = Sum()
+        self.active_copies: list[tuple[Spans, array[int]]] = []
+        """Copies and memsets, each with the indices of those that the active steps launched."""
         self.lost_launches = 0
+        self.latest_ns = 0
+        """Horizon: no record begins after it."""
         self.late_prologue = 0
         """Prologue kernels whose correlation id is no smaller than every call's."""
         self.place = array("h")
@@ -149,38 +160,34 @@ def attribute(
     ``clock``: CPU time to index of the active step, of which there are ``steps``.
     """
     result = Attribution(columns, clock, steps)
+    result.latest_ns = _cpu_span(columns)[1] + limits.horizon_ns
     _place_kernels(result, columns, limits)
     _sum_kernels(result, columns, scopes)
-    _sum_copies(result, columns.memcpys, [step.memcpy for step in result.steps])
-    _sum_copies(result, columns.memsets, [step.memset for step in result.steps])
+    for kind in ("memcpy", "memset"):
+        sums = [getattr(step, kind) for step in result.steps]
+        copies = getattr(columns, f"{kind}s")
+        result.active_copies.append((copies, _sum_copies(result, copies, sums, limits)))
     _sum_calls(result, columns.calls)
     return result
 
 
 def _place_kernels(result: Attribution, columns: TraceColumns, limits: TraceLimits) -> None:
     kernels, calls = columns.kernels, result.calls
-    earliest, latest = _cpu_span(columns)
-    earliest -= limits.horizon_ns
-    latest += limits.horizon_ns
+    earliest, latest = _cpu_span(columns)[0] - limits.horizon_ns, result.latest_ns
     streams = [stream for _, stream in kernels.keys]
     first_launched: dict[object, int] = {}
     place, launches = result.place, result.call
     call_of, early_ns = calls.find, limits.early_ns
-    for start, duration, correlation, key in zip(
-        kernels.start_ns,
-        kernels.duration_ns.values,
-        kernels.correlation.values,
-        kernels.key,
-        strict=True,
+    for start, correlation, key in zip(
+        kernels.start_ns, kernels.correlation.values, kernels.key, strict=True
     ):
         call = call_of(correlation)
         launches.append(-1 if call is None else call)
         if call is None:
-            inside = start >= earliest and start + duration <= latest
-            place.append(_UNLAUNCHED if inside else _DROPPED)
-        elif start < calls.start_ns[call] - early_ns or start + duration > latest:
+            place.append(_UNLAUNCHED if earliest <= start <= latest else DROPPED)
+        elif start < calls.start_ns[call] - early_ns or start > latest:
             calls.has_activity[call] = 1
-            place.append(_DROPPED)
+            place.append(DROPPED)
         else:
             calls.has_activity[call] = 1
             place.append(calls.step[call])
@@ -208,15 +215,18 @@ def _sum_unlaunched(
 ) -> None:
     """Tell prologue from lost data, and count both and what was dropped."""
     durations, ids = kernels.duration_ns.values, kernels.correlation.values
+    first_of_all = min(first_launched.values(), default=None)
     for index, place in enumerate(result.place):
         if place >= OUTSIDE:
             continue
         duration, correlation = durations[index], ids[index]
-        if place == _DROPPED:
+        if place == DROPPED:
             result.dropped.add(duration)
             continue
         first = first_launched.get(streams[kernels.key[index]])
         older = correlation < result.calls.min_id
+        if first is None and not older:
+            first = first_of_all
         if correlation == NO_CORRELATION:
             result.uncorrelated.add(duration)
             result.unlaunched.add(duration)
@@ -259,18 +269,26 @@ def _sum_kernels(result: Attribution, columns: TraceColumns, scopes: CallScopes)
             step.layers[triple] = step.layers.get(triple, 0) + duration
 
 
-def _sum_copies(result: Attribution, copies: Spans, sums: Sequence[Sum]) -> None:
-    calls = result.calls
-    for duration, correlation in zip(
-        copies.duration_ns.values, copies.correlation.values, strict=True
+def _sum_copies(
+    result: Attribution, copies: Spans, sums: Sequence[Sum], limits: TraceLimits
+) -> array[int]:
+    """Add the copies to their steps; return the indices of those that belong to one."""
+    calls, active = result.calls, array("I")
+    for index, (start, duration, correlation) in enumerate(
+        zip(copies.start_ns, copies.duration_ns.values, copies.correlation.values, strict=True)
     ):
         call = calls.find(correlation)
-        if call is None or calls.step[call] == OUTSIDE:
+        early = call is not None and start < calls.start_ns[call] - limits.early_ns
+        if early or start > result.latest_ns:
+            result.dropped_copies.add(duration)
+        elif call is None or calls.step[call] == OUTSIDE:
             result.copies_outside.add(duration)
         else:
             sums[calls.step[call]].add(duration)
+            active.append(index)
         if call is not None:
             calls.has_activity[call] = 1
+    return active
 
 
 def _sum_calls(result: Attribution, spans: Spans) -> None:

@@ -28,7 +28,8 @@ class TraceLimits(Struct, frozen=True, forbid_unknown_fields=True):
     early_ns: int
     """A kernel that starts more than this before its own launch is dropped and counted."""
     horizon_ns: int
-    """A kernel that lies more than this outside the trace's CPU events is dropped and counted."""
+    """A record that begins more than this outside the trace's CPU events is dropped and counted; a
+    kernel that begins inside and ends beyond has an impossible duration: the window is invalid."""
     overrun_factor: float
     """A kernel that runs into the next launch's kernel on its stream by more than this many times
     that kernel's duration (at least 1 µs) has an impossible duration: the window is invalid."""
@@ -126,7 +127,9 @@ class WindowTrace(Struct, frozen=True, forbid_unknown_fields=True):
     lost_launches: int
     """Launch calls in the active steps, graph launches apart, without any activity."""
     busy_ns: int
-    """Union over streams of the active steps' kernel intervals."""
+    """Union over streams of the active steps' kernels, copies and memsets: device-busy time."""
+    kernel_busy_ns: int
+    """The same union of the kernels alone."""
     streams: int
     """Streams that the active steps' kernels ran on."""
     gpu_annotations: int

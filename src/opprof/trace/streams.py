@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import islice
 from operator import le
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Overruns(NamedTuple):
     worst_name: str
 
 
-def overruns(kernels: Spans, kept: Sequence[int], factor: float) -> Overruns:
+def overruns(kernels: Spans, kept: Sequence[int], factor: float, *, latest_ns: int) -> Overruns:
     """Find kernels that run far into the next launch's kernel on their stream (FIELD-CASES 8).
 
     Work of one stream runs launch after launch; with programmatic dependent launch a kernel starts
@@ -30,13 +31,20 @@ def overruns(kernels: Spans, kept: Sequence[int], factor: float) -> Overruns:
     correlation id are branches of one graph replay and may overlap freely.
 
     ``kept``: indices of the kernels to look at. ``factor``: see ``TraceLimits.overrun_factor``.
+    ``latest_ns``: a kernel that ends after it overruns whatever follows it, be it nothing.
     """
     starts, durations = kernels.start_ns, kernels.duration_ns.values
     ids, keys = kernels.correlation.values, list(kernels.keys)
     found, worst, worst_name = 0, 0, ""
     for order in _by_stream(kernels, kept):
-        for place, (index, after) in enumerate(zip(order, islice(order, 1, None), strict=False)):
+        for place, index in enumerate(order):
             end = starts[index] + durations[index]
+            if end > latest_ns:
+                found += 1
+                if end - latest_ns > worst:
+                    worst, worst_name = end - latest_ns, keys[kernels.key[index]][0]
+                continue
+            after = order[min(place + 1, len(order) - 1)]
             if end <= starts[after]:
                 continue
             for following in range(place + 1, len(order)):
@@ -51,17 +59,23 @@ def overruns(kernels: Spans, kept: Sequence[int], factor: float) -> Overruns:
     return Overruns(found, worst, worst_name)
 
 
-def busy_ns(kernels: Spans, kept: Sequence[int]) -> int:
-    """Return the length of the union of the kernels' intervals, over all streams."""
-    starts, durations = kernels.start_ns, kernels.duration_ns.values
+def busy_ns(parts: Iterable[tuple[Spans, Sequence[int]]]) -> int:
+    """Return the length of the union of the records' intervals, over all streams and kinds.
+
+    ``parts``: records of one kind, each with the indices of those that count.
+    """
     busy, until = 0, -(1 << 63)
-    for index in _in_time_order(kernels, kept):
-        start = starts[index]
-        end = start + durations[index]
+    for start, end in merge(*(_intervals(spans, kept) for spans, kept in parts)):
         if end > until:
             busy += end - max(start, until)
             until = end
     return busy
+
+
+def _intervals(spans: Spans, kept: Sequence[int]) -> Iterator[tuple[int, int]]:
+    starts, durations = spans.start_ns, spans.duration_ns.values
+    for index in _in_time_order(spans, kept):
+        yield starts[index], starts[index] + durations[index]
 
 
 def streams_of(kernels: Spans, kept: Iterable[int]) -> int:

@@ -22,7 +22,7 @@ from opprof.trace.annotations import (
     parse_opprof_step,
     parse_profiler_step,
 )
-from opprof.trace.attribution import OUTSIDE, Attribution, StepClock, StepSums, Sum, attribute
+from opprof.trace.attribution import DROPPED, Attribution, StepClock, StepSums, Sum, attribute
 from opprof.trace.columns import Annotation, TraceColumns, read_columns
 from opprof.trace.model import (
     ExecuteAnnotation,
@@ -65,8 +65,8 @@ def read_window(
     clock = StepClock([(step.start_ns, step.end_ns) for step in plan.active])
     scopes = call_scopes(columns.ops, columns.calls, layer_scope=layer_scope, step_of=clock)
     sums = attribute(columns, clock, len(plan.active), scopes, limits)
-    kept = array("I", (index for index, place in enumerate(sums.place) if place >= OUTSIDE))
-    overrun = overruns(columns.kernels, kept, limits.overrun_factor)
+    kept = array("I", (index for index, place in enumerate(sums.place) if place != DROPPED))
+    overrun = overruns(columns.kernels, kept, limits.overrun_factor, latest_ns=sums.latest_ns)
     active = array("I", (index for index, place in enumerate(sums.place) if place >= 0))
     return WindowTrace(
         path=str(path),
@@ -90,7 +90,8 @@ def read_window(
         overruns=overrun.kernels,
         copies_outside=_tally(sums.copies_outside),
         lost_launches=sums.lost_launches,
-        busy_ns=busy_ns(columns.kernels, active),
+        busy_ns=busy_ns([(columns.kernels, active), *sums.active_copies]),
+        kernel_busy_ns=busy_ns([(columns.kernels, active)]),
         streams=streams_of(columns.kernels, active),
         gpu_annotations=columns.gpu_annotations,
         base_wall_ns=columns.base_wall_ns,
@@ -208,8 +209,8 @@ def _kernel_reasons(sums: Attribution, overrun: Overruns) -> Iterator[Reason]:
         yield Reason("correlation_ambiguous", text)
     if overrun.kernels:
         text = (
-            f"{overrun.kernels} kernels run far into the next launch on their stream, the worst by "
-            f"{_ms(overrun.worst_ns)} ({overrun.worst_name[:80]})"
+            f"{overrun.kernels} kernels run far into the next launch on their stream or past the "
+            f"trace's end, the worst by {_ms(overrun.worst_ns)} ({overrun.worst_name[:80]})"
         )
         yield Reason("kernel_overrun", text)
     if untimed:
@@ -224,9 +225,15 @@ def _warnings(sums: Attribution, columns: TraceColumns) -> Iterator[Reason]:
     if sums.dropped.events:
         text = (
             f"{sums.dropped.events} kernels ({_ms(sums.dropped.ns)}) begin far before their own "
-            "launch or lie far outside the trace: dropped"
+            "launch or far outside the trace: dropped"
         )
         yield Reason("kernel_time_impossible", text)
+    if sums.dropped_copies.events:
+        text = (
+            f"{sums.dropped_copies.events} copies or memsets ({_ms(sums.dropped_copies.ns)}) begin "
+            "far before their own launch or far outside the trace: dropped"
+        )
+        yield Reason("copy_time_impossible", text)
     if sums.lost_launches:
         text = f"{sums.lost_launches} launches of active steps have no kernel record"
         yield Reason("launch_without_kernel", text)

@@ -228,7 +228,7 @@ def device(ident: str, report: ReportInput) -> Table:
         columns=(
             RUN,
             *numbers("window", "rank", *(label for label, _, _ in _DEVICE)),
-            *numbers("device busy|ms|union over streams of the kernels' intervals", "streams"),
+            *numbers("device busy|ms|union over streams of kernels, copies and memsets", "streams"),
             *numbers("prologue|ms|kernels of earlier steps still running", "outside|ms"),
             *numbers("dropped records"),
         ),
@@ -236,7 +236,7 @@ def device(ident: str, report: ReportInput) -> Table:
         notes=(
             "Prologue: kernels launched before the first active step; outside: launched between "
             "or after the active steps. Neither is in any share.",
-            "Overlap: summed kernel time over device-busy time; 1.000 when no two kernels overlap.",
+            "Overlap: summed kernel time over their union; 1.000 when no two kernels overlap.",
         ),
         empty="No run has a profile window.",
     )
@@ -251,7 +251,8 @@ def _device_cells(times: DeviceTime | None, kernel_ns: int) -> list[Cell]:
         cells.append(
             Cell(milliseconds(getattr(times, ns)), sub=f"{getattr(times, events):,} calls")
         )
-    overlap = f"overlap ×{kernel_ns / times.busy_union_ns:.3f}" if times.busy_union_ns else ""
+    union_ns = times.kernel_union_ns
+    overlap = f"overlap ×{kernel_ns / union_ns:.3f}" if union_ns else ""
     cells.append(Cell(milliseconds(times.busy_union_ns), sub=overlap))
     cells.append(value_cell(times.streams))
     return cells
