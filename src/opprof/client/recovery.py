@@ -1,19 +1,17 @@
-"""The recovery gate: after a profile window service is back where clean segment C had it.
+"""The recovery gate: at the end of a recovery, service is back where clean segment C had it.
 
-Source: protocol, "Warm-up, clean measurement, and profiler placement". The rolling completion rate
-and waiting depth are looked at on a grid of a tenth of the rolling length, over windows that lie
-wholly inside the recovery. The gate passes when at some grid time both are within the tolerance of
-the medians that the same looks gave in segment C, so "return ... by the end of the recovery". Depth
-is the median over the steps of a window; with a median of zero in C it is judged by the protocol's
-absolute limit.
+The completion rate of the recovery's last rolling length against the median of the same rolling
+rate, read once a second, in segment C; and the median waiting depth of those last seconds against
+the segment's. With a median depth of zero there is no relative error: the depth is then judged by
+the protocol's absolute limit. The analysis judges the same by the same definitions from the files
+(``opprof.telemetry.recovery``); a test holds the two together.
+
+Source: protocol, "Warm-up, clean measurement, and profiler placement".
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 
 from opprof.artifacts.common import Gate, Outcome, Value
 from opprof.client.schedule import NS_PER_S
@@ -21,17 +19,7 @@ from opprof.client.steps import StepStream
 from opprof.client.summary import quantile, rolling_counts
 from opprof.protocol.model import Gates
 
-_GRID_PARTS = 10
 Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Looks:
-    """Rolling values of one interval."""
-
-    ends_ns: list[int]
-    rates: list[float]
-    depths: list[float | None]
 
 
 def recovery_gate(
@@ -45,51 +33,43 @@ def recovery_gate(
     rolling_ns: int,
 ) -> Gate:
     """Judge recovery ``index``; ``completions_ns`` are sorted times of successful completions."""
-    length_ns = min(rolling_ns, recovery[1] - recovery[0], segment[1] - segment[0])
-    clean = _look(segment, length_ns, completions_ns, stream)
-    after = _look(recovery, length_ns, completions_ns, stream)
-    rate_median = quantile(sorted(clean.rates), 0.5) if clean.rates else 0.0
-    depths = sorted(depth for depth in clean.depths if depth is not None)
-    depth_median = quantile(depths, 0.5) if depths else None
-    tolerance = Fraction(str(gates.recovery_tolerance))
-    rate_ok = [_within(rate, rate_median, tolerance) for rate in after.rates]
-    depth_ok = [
-        _depth_ok(depth, depth_median, tolerance, gates.recovery_zero_median_waiting_max)
-        for depth in after.depths
-    ]
-    both = [rate and depth is not False for rate, depth in zip(rate_ok, depth_ok, strict=True)]
-    first = both.index(True) if True in both else None
+    if min(recovery[1] - recovery[0], segment[1] - segment[0]) < rolling_ns:
+        reason = "the recovery or segment C is shorter than the rolling length"
+        return _gate(index, "not_evaluable", reason, {"rolling_s": rolling_ns / NS_PER_S})
+    rates = _rates(completions_ns, segment, rolling_ns)
+    clean_rate = quantile(sorted(rates), 0.5)
+    last = (recovery[1] - rolling_ns, recovery[1])
+    rate = _rates(completions_ns, last, rolling_ns)[0]
+    waiting, clean_waiting = _waiting(stream, last), _waiting(stream, segment)
     numbers: dict[str, Value] = {
-        "rolling_s": length_ns / NS_PER_S,
+        "rolling_s": rolling_ns / NS_PER_S,
         "tolerance": gates.recovery_tolerance,
-        "clean_rate_median_rps": rate_median,
-        "clean_waiting_median": depth_median,
+        "rate_rps": rate,
+        "clean_median_rate_rps": clean_rate,
+        "waiting_median": waiting,
+        "clean_median_waiting": clean_waiting,
         "zero_median_waiting_max": gates.recovery_zero_median_waiting_max,
-        "rates_rps": list(after.rates),
-        "waiting": list(after.depths),
-        "returned_after_s": None
-        if first is None
-        else (after.ends_ns[first] - recovery[0]) / NS_PER_S,
+        "recovery_rates_rps": list(_rates(completions_ns, recovery, rolling_ns)),
     }
-    return _verdict(index, rate_median, first is not None, depth_ok, numbers)
+    if clean_rate == 0:
+        return _gate(index, "not_evaluable", "segment C has no completions", numbers)
+    faults = []
+    if abs(rate - clean_rate) > gates.recovery_tolerance * clean_rate:
+        faults.append(f"completion rate {rate:.3g}/s against {clean_rate:.3g}/s")
+    if waiting is not None and clean_waiting is not None:
+        allowed = gates.recovery_tolerance * clean_waiting
+        if clean_waiting == 0:
+            allowed = gates.recovery_zero_median_waiting_max
+        if abs(waiting - clean_waiting) > allowed:
+            faults.append(f"waiting depth {waiting:g} against {clean_waiting:g}")
+    if faults:
+        return _gate(index, "fail", "; ".join(faults), numbers)
+    if waiting is None or clean_waiting is None:
+        return _gate(index, "not_evaluable", "the rate is back; no steps tell the depth", numbers)
+    return _gate(index, "pass", "completion rate and waiting depth are back", numbers)
 
 
-def _verdict(
-    index: int,
-    rate_median: float,
-    returned: bool,
-    depth_ok: list[bool | None],
-    numbers: dict[str, Value],
-) -> Gate:
-    outcome: Outcome = "pass"
-    if rate_median == 0:
-        outcome, reason = "fail", "clean segment C has no completions to return to"
-    elif not returned:
-        outcome, reason = "fail", "completion rate and waiting depth did not return in time"
-    elif all(ok is None for ok in depth_ok):
-        outcome, reason = "not_evaluable", "the rate returned; no Layer-1 stream for the depth"
-    else:
-        reason = "completion rate and waiting depth returned"
+def _gate(index: int, outcome: Outcome, reason: str, numbers: dict[str, Value]) -> Gate:
     return Gate(
         name="recovery",
         outcome=outcome,
@@ -101,36 +81,17 @@ def _verdict(
     )
 
 
-def _depth_ok(
-    depth: float | None, median: float | None, tolerance: Fraction, zero_max: int
-) -> bool | None:
-    if depth is None or median is None:
-        return None
-    if median == 0:
-        return depth <= zero_max
-    return _within(depth, median, tolerance)
+def _rates(completions_ns: Sequence[int], span: Span, rolling_ns: int) -> list[float]:
+    """Completions per second of every rolling length inside ``span``, once a second."""
+    ends = list(range(span[0] + rolling_ns, span[1] + 1, NS_PER_S))
+    return [
+        count * NS_PER_S / rolling_ns for count in rolling_counts(completions_ns, ends, rolling_ns)
+    ]
 
 
-def _within(value: float, median: float, tolerance: Fraction) -> bool:
-    """Compare exactly, so that a deviation of just the tolerance passes."""
-    return abs(Fraction(value) - Fraction(median)) <= tolerance * Fraction(median)
-
-
-def _look(
-    span: Span, length_ns: int, completions_ns: Sequence[int], stream: StepStream | None
-) -> _Looks:
-    start_ns, end_ns = span
-    grid_ns = max(1, length_ns // _GRID_PARTS)
-    # Counted back from the border, so that the interval's very end is always looked at.
-    ends = list(range(end_ns, start_ns + length_ns - 1, -grid_ns))[::-1]
-    counts = rolling_counts(completions_ns, ends, length_ns)
-    rates = [count * NS_PER_S / length_ns for count in counts]
+def _waiting(stream: StepStream | None, span: Span) -> float | None:
+    """Median waiting depth of the steps submitted inside ``span``; None without any."""
     if stream is None:
-        return _Looks(ends, rates, [None] * len(ends))
-    times = [step.complete_mono_ns for step in stream.steps]
-    waiting = [step.waiting for step in stream.steps]
-    depths: list[float | None] = []
-    for end in ends:
-        window = waiting[bisect_left(times, end - length_ns) : bisect_left(times, end)]
-        depths.append(quantile(sorted(window), 0.5) if window else None)
-    return _Looks(ends, rates, depths)
+        return None
+    depths = sorted(s.waiting for s in stream.steps if span[0] <= s.submit_mono_ns < span[1])
+    return quantile(depths, 0.5) if depths else None

@@ -231,7 +231,8 @@ class _Run:
         seconds = options.profile_window_seconds
         if seconds is None:
             seconds = self._protocol.file.timeline.profile_window_fallback_s
-        return FixedWindow(round(seconds_to_ns(seconds) * plan.time_scale))
+        # Not scaled: the engine's iterations take as long as ever.
+        return FixedWindow(seconds_to_ns(seconds))
 
     async def _load(self, session: Session, transport: HttpTransport, probe: HealthProbe) -> None:
         loop, output = asyncio.get_running_loop(), self._output
