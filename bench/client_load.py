@@ -60,7 +60,10 @@ def measure(mock: Mock, command: list[str], env: dict[str, str] | None = None) -
     if process.returncode not in (0, 1):
         raise SystemExit(f"{command[:4]} ended with {process.returncode}: {errors[-2000:]}")
     cpu_s = usage.ru_utime + usage.ru_stime
-    return Measured(mock.take_log(), started_ns, cpu_s, usage.ru_maxrss / 1024)
+    log = mock.take_log()
+    if not log["arrivals"]:
+        raise SystemExit(f"{command[:4]} sent nothing: {errors[-2000:]}")
+    return Measured(log, started_ns, cpu_s, usage.ru_maxrss / 1024)
 
 
 def middle_rps(log: dict[str, Any]) -> float:

@@ -26,7 +26,9 @@ class Peers:
         """A peer sees neither our sources nor the network."""
         if client in ("floor", "opprof"):
             return None
-        kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        # aiperf refuses a local tokenizer folder when the hub is switched off.
+        dropped = {"PYTHONPATH", "HF_HUB_OFFLINE"} if client == "aiperf" else {"PYTHONPATH"}
+        kept = {k: v for k, v in os.environ.items() if k not in dropped}
         return {**kept, "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
     def closed(self, mock: Mock) -> Commands:
@@ -68,9 +70,14 @@ class Peers:
 
     def _vllm(self, mock: Mock, prompt: int, output: int, count: int, *flags: str) -> list[str]:
         assert self.vllm is not None and self.tokenizer is not None
-        entry = "from vllm.entrypoints.cli.main import main; main()"
+        # The CPU build has another distribution name, so its own `vllm` command does not start.
+        entry = (
+            "from vllm.benchmarks.serve import add_cli_args, main;"
+            "from vllm.utils.argparse_utils import FlexibleArgumentParser as P;"
+            "p = P(); add_cli_args(p); main(p.parse_args())"
+        )
         return [
-            *[self.vllm, "-c", entry, "bench", "serve", "--backend", "openai"],
+            *[self.vllm, "-c", entry, "--backend", "openai"],
             *["--base-url", mock.url, "--endpoint", "/v1/completions", "--model", "mock"],
             *["--tokenizer", self.tokenizer, "--dataset-name", "random", "--ignore-eos"],
             *["--random-input-len", str(prompt), "--random-output-len", str(output)],
