@@ -46,6 +46,7 @@ nightly: ## The plugin against the newest vLLM that runs here
 bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/trace_read.py
 	$(BIN)/python bench/layer1_read.py
+	$(BIN)/python bench/client_load.py --rounds 1
 	$(BIN)/python bench/recorder_step.py
 	$(BIN)/python bench/materialize.py --patterns P03,P08
 

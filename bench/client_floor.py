@@ -88,7 +88,7 @@ async def opened(
     port: int, size: int, period_s: float, seconds: float, tokens: int
 ) -> dict[str, float]:
     data, free, lags = request_bytes(tokens, 128), [], []
-    free += [await connect(port, lambda c: free.append(c)) for _ in range(64)]
+    free += [await connect(port, lambda c: free.append(c)) for _ in range(256)]
     start = time.monotonic() + 0.2
     for k in range(int(seconds / period_s)):
         due = start + k * period_s

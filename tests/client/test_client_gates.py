@@ -74,6 +74,7 @@ def facts(*, rate: float | None = 1.0, profile: int = 0, **changes: Any) -> RunF
         records=[record(k, T0 + k * S) for k in range(300)],
         failures=[],
         unsent=0,
+        finish_reasons={},
         outstanding_max=2,
         stream=None,
         health=Health(10.0, 240.0, [0.5] * 100),

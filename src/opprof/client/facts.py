@@ -41,6 +41,8 @@ class RunFacts:
     failures: list[Failure]
     unsent: int
     """Requests that were scheduled and never admitted."""
+    finish_reasons: dict[str, int]
+    """Whole answers by the server's finish reason."""
     outstanding_max: int
     stream: StepStream | None
     """The Layer-1 stream, read after the drain; None without ``--opprof-dir``."""

@@ -8,6 +8,7 @@ answer; errors are reason codes.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from opprof.errors import EnvironmentFailure, StateConflict
 
 _FLUSH_BYTES = 32_768
 
-COUNT_ERRORS = frozenset({"input_count", "output_count", "finish_reason"})
+_FINISH_REASONS = frozenset({"length", "stop", "abort", "none"})
+
+COUNT_ERRORS = frozenset({"input_count", "output_count"})
 """The answer was whole, but not the work that was asked for."""
 
 
@@ -41,8 +44,6 @@ def verdict(spec: RequestSpec, outcome: Outcome) -> str | None:
         return "output_count"
     if outcome.prompt_tokens != spec.input_tokens:
         return "input_count"
-    if outcome.finish_reason not in (None, "length"):
-        return "finish_reason"
     return None
 
 
@@ -54,6 +55,8 @@ class Journal:
         self.failures: list[Failure] = []
         self.ok = 0
         self.unsent = 0
+        self.finish_reasons: Counter[str] = Counter()
+        """How the server said that whole answers ended; ``length`` under ``ignore_eos``."""
         self.write_error: EnvironmentFailure | None = None
         self._path = path
         self._encode = msgspec.json.Encoder().encode
@@ -102,6 +105,9 @@ class Journal:
                 None if whole else outcome.ended_ns,
             )
         )
+        if whole:
+            reason = outcome.finish_reason or "none"
+            self.finish_reasons[reason if reason in _FINISH_REASONS else "other"] += 1
         if code is None:
             self.ok += 1
         else:

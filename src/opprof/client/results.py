@@ -178,6 +178,8 @@ def _metrics(facts: RunFacts, union: SegmentResult | None, binding: Binding) -> 
         "client_loop_delay_ms": None
         if health is None
         else msgspec.to_builtins(series(health.loop_delays_ms)),
+        "finish_reasons": facts.finish_reasons,
+        "never_admitted": facts.unsent,
         "profile_windows": [_window(window) for window in facts.windows],
         "time_scale": plan.time_scale,
         "pooled": plan.role != "burnin",

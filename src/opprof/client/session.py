@@ -69,6 +69,7 @@ class Session:
             records=self.journal.records,
             failures=self.journal.failures,
             unsent=self.journal.unsent,
+            finish_reasons=dict(self.journal.finish_reasons),
             outstanding_max=self.admission.outstanding_max,
             stream=stream,
             health=health,
