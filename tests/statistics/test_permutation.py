@@ -116,8 +116,8 @@ def test_random_labels_are_uniform() -> None:
     from opprof.statistics.permutation import _random_labels
 
     labels = _random_labels(5, 2, 20_000, Stream(1, "labels"))
-    assert (labels.sum(axis=1) == 2).all()
-    codes, counts = np.unique(labels @ (1 << np.arange(5)), return_counts=True)
+    assert (labels.sum(axis=0) == 2).all()
+    codes, counts = np.unique((1 << np.arange(5)) @ labels, return_counts=True)
     assert len(codes) == 10
     assert float(((counts - 2000) ** 2 / 2000).sum()) < 27.9  # chi-square, 9 df, 99.9 %
 

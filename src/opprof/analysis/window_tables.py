@@ -167,6 +167,7 @@ def _under_table(
         join_method=None if join is None or join.steps is None else join.method,
         join_margin=None if join is None else join.margin,
         device=_device(trace),
+        step_family_ns=[{name: tally.ns for name, tally in step.items()} for step in families],
     )
 
 

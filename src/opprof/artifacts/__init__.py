@@ -11,6 +11,7 @@ def catalogue() -> dict[str, Any]:
         client,
         comparison,
         composition,
+        decision,
         engine,
         kernels,
         layer1,
@@ -36,4 +37,5 @@ def catalogue() -> dict[str, Any]:
         "waste": waste.Waste,
         "sanity": sanity.Sanity,
         "comparison": comparison.Comparison,
+        "decision": decision.Decision,
     }

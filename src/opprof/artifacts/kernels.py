@@ -140,6 +140,8 @@ class WindowFamilies(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     join_margin: float | None = None
     """Second best over best timing residual of the join by order; null for an exact join."""
     device: DeviceTime | None = None
+    step_family_ns: list[dict[str, int]] = []
+    """Family to nanoseconds of each active step, in order: what the permutation test labels."""
 
 
 class Window(WindowFamilies, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("opprof.cli.run:run", "Run one load point against a server."),
     "analyze": ("opprof.cli.analyze:analyze", "Analyse run directories: shares, waste, gates."),
     "compare": ("opprof.cli.compare:compare", "Shares and ranking of several runs side by side."),
+    "decide": ("opprof.cli.decide:decide", "Decide H1a, H1b and the compound hypothesis."),
     "report": ("opprof.cli.report:report", "Write one HTML report that opens offline."),
     "mapping": ("opprof.cli.mapping:group", "Check and explain operator mapping tables."),
     "materialize": (

@@ -101,6 +101,9 @@ def _domains(protocol: ProtocolFile) -> list[str]:
         problems.append("waste.raggedness_primary: not one of waste.raggedness_cohorts")
     if protocol.budget.gpu_hours_used > protocol.budget.gpu_hours_max:
         problems.append("budget.gpu_hours_used: above gpu_hours_max before anything ran")
+    blocks = protocol.statistics.block_s / protocol.statistics.bin_s
+    if blocks < 1 or blocks != round(blocks):
+        problems.append("statistics.block_s: not a whole number of bins (statistics.bin_s)")
     irregular = set(protocol.h1b.irregular)
     problems += [
         f"h1b.contrasts: {a!r} is not in h1b.irregular"

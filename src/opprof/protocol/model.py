@@ -244,6 +244,38 @@ class Statistics(_Table, frozen=True):
     permutations: PositiveInt
     alpha: Annotated[float, Meta(gt=0, lt=1)]
     multiplicity: Literal["holm"]
+    bin_s: Positive
+    blocks_min: PositiveInt
+    percentiles: list[Annotated[int, Meta(ge=1, le=99)]]
+    permutation_statistic: Literal["mean_window_gap_difference"]
+    permutation_sides: Literal["two"]
+    permutation_family: Literal["evaluable_primary"]
+    near_bar_factor: Annotated[float, Meta(ge=1)]
+    monte_carlo_level: Annotated[float, Meta(gt=0, lt=1)]
+    contrast_family: Literal["listed"]
+
+
+class NullRule(_Table, frozen=True):
+    """What supports the null outcome (protocol, "Decision rule")."""
+
+    bounded_gap: Literal["inversion_depth"]
+    bounds_method: Literal["bonferroni_welch_t"]
+    top_rule: Literal["common_family"]
+
+
+class InterferenceRule(_Table, frozen=True):
+    """Spline fits behind ``I_mix`` and the step-time residual."""
+
+    requests: Literal["component", "step"]
+    alpha_patterns: Literal["all"]
+    pure_steps_min: PositiveInt
+    degree: Annotated[int, Meta(ge=1, le=3)]
+    tokens_basis: PositiveInt
+    requests_basis: PositiveInt
+    penalty: Positive
+    huber_k: Positive
+    iterations_max: PositiveInt
+    tolerance: Positive
 
 
 class H1b(_Table, frozen=True):
@@ -252,6 +284,8 @@ class H1b(_Table, frozen=True):
     irregular: list[str]
     contrasts: list[tuple[str, str]]
     efficiency_loss_min: Fraction
+    direction: Literal["irregular_above_control"]
+    residual_rule: Literal["interval_above_zero"]
     thresholds: dict[str, NonNegative]
 
 
@@ -377,6 +411,8 @@ class ProtocolFile(_Table, frozen=True):
     ranking: Ranking
     waste: WasteRule
     statistics: Statistics
+    null: NullRule
+    interference: InterferenceRule
     h1b: H1b
     confirmations: Confirmations
     burnin: Burnin

@@ -11,6 +11,7 @@ A resample is kept only as the vector of its sums: counts of block starts times 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Float64 = NDArray[np.float64]
-    Int64 = NDArray[np.int64]
+    Int32 = NDArray[np.int32]
 
-_CHUNK_RESAMPLES = 5_000
-"""Resamples at a time: bounds the memory, never the result."""
+_CHUNK_RESAMPLES = 500
+"""Resamples at a time, so that their counts stay in the cache; never the result."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ class BlockPlan:
         return self.whole_blocks + (self.rest_bins > 0)
 
 
-def block_starts(plan: BlockPlan, resamples: int, stream: Stream) -> Int64:
-    """Return the start bins of each resample's blocks, int64[resamples, drawn_blocks]."""
+def block_starts(plan: BlockPlan, resamples: int, stream: Stream) -> Int32:
+    """Return the start bins of each resample's blocks, int32[resamples, drawn_blocks]."""
     drawn = stream.below(plan.starts, resamples * plan.drawn_blocks)
     return drawn.reshape(resamples, plan.drawn_blocks)
 
@@ -80,10 +81,10 @@ def block_sums(values: Float64, plan: BlockPlan, length: int) -> Float64:
     return sums
 
 
-def resampled_sums(values: Float64, plan: BlockPlan, starts: Int64) -> Float64:
+def resampled_sums(values: Float64, plan: BlockPlan, starts: Int32) -> Float64:
     """Return every resample's column sums, float64[resamples, columns].
 
-    ``values``: float64[bins, columns]; ``starts``: int64[resamples, drawn_blocks].
+    ``values``: float64[bins, columns]; ``starts``: int32[resamples, drawn_blocks].
 
     Raises:
         ValueError: the shapes do not fit the plan.
@@ -103,7 +104,7 @@ def resampled_sums(values: Float64, plan: BlockPlan, starts: Int64) -> Float64:
     return result
 
 
-def start_counts(starts: Int64, positions: int) -> Float64:
+def start_counts(starts: Int32, positions: int) -> Float64:
     """Count how often each resample uses each start, float64[resamples, positions]."""
     import numpy as np
 
@@ -144,30 +145,34 @@ def percentile_interval(values: Float64, level: float) -> Interval:
 
     if not len(values) or not 0 < level < 1:
         raise ValueError(f"an interval at level {level} from {len(values)} values")
-    missing = np.isnan(values)
-    tail = (1 - level) / 2
+    # NaN sorts last: with m of them the order statistic r of "all undefined first" is the sorted
+    # value r - m, and of "all undefined last" the sorted value r.
+    missing = int(np.isnan(values).sum())
+    n, tail = len(values), (1 - level) / 2
+    low_rank, high_rank = tail * (n - 1), (1 - tail) * (n - 1)
+    wanted = {int(low_rank) - missing, int(low_rank) + 1 - missing, int(high_rank)}
+    wanted |= {min(int(high_rank) + 1, n - 1)}
+    part = np.partition(values, sorted(r for r in wanted if r >= 0))
     return Interval(
-        low=_order_quantile(np.where(missing, -np.inf, values), tail),
-        high=_order_quantile(np.where(missing, np.inf, values), 1 - tail),
+        low=_between(part, low_rank, missing, -math.inf),
+        high=_between(part, high_rank, 0, math.inf),
         level=level,
-        undefined=int(missing.sum()),
+        undefined=missing,
     )
 
 
-def _order_quantile(values: Float64, q: float) -> float:
-    """Linear between order statistics at rank ``(n - 1) q``; infinities never make a NaN."""
-    import numpy as np
-
-    rank = q * (len(values) - 1)
+def _between(part: Float64, rank: float, missing: int, undefined: float) -> float:
+    """Linear between two order statistics; ``undefined`` as soon as one of them is."""
     below = int(rank)
-    above = min(below + 1, len(values) - 1)
-    part = np.partition(values, [below, above])
-    low, high = float(part[below]), float(part[above])
-    if low == high or rank == below:
-        return low
-    if not np.isfinite([low, high]).all():
-        return low if q < 0.5 else high
-    return low + (rank - below) * (high - low)
+    ends = []
+    for index in (below, min(below + 1, len(part) - 1)):
+        value = float(part[index - missing]) if index >= missing else undefined
+        ends.append(undefined if math.isnan(value) else value)
+    if ends[0] == ends[1] or rank == below:
+        return ends[0]
+    if not math.isfinite(ends[0] + ends[1]):
+        return undefined
+    return ends[0] + (rank - below) * (ends[1] - ends[0])
 
 
 def two_sided_p(values: Float64, reference: float = 0.0) -> float:

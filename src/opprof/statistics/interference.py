@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from opprof.statistics.splines import SplineRule, Surface, fit_surface
+from opprof.statistics.support import convex_hull
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
     Bool = NDArray[np.bool_]
 
+Part = Literal["prefill", "decode"]
 Requests = Literal["component", "step"]
 """N of each surface: the component's own requests, or all requests of the step."""
 
@@ -61,7 +63,7 @@ class StepTimes:
         found: Bool = (self.prefill_tokens == 0) & (self.decode_tokens == 0)
         return found
 
-    def requests(self, part: Literal["prefill", "decode"], rule: Requests) -> Int64:
+    def requests(self, part: Part, rule: Requests) -> Int64:
         """N of one surface under the rule."""
         if rule == "step":
             return self.prefill_requests + self.decode_requests
@@ -114,7 +116,7 @@ def _enough(part: tuple[Int64, Int64, Float64], least: int) -> bool:
 
 
 def _gather(
-    fitted: Sequence[StepTimes], part: Literal["prefill", "decode"], requests: Requests
+    fitted: Sequence[StepTimes], part: Part, requests: Requests
 ) -> tuple[Int64, Int64, Float64]:
     import numpy as np
 
@@ -168,7 +170,7 @@ def predict_steps(steps: StepTimes, fits: Fits, *, requests: Requests) -> Predic
 def _part(
     steps: StepTimes,
     surface: Surface | None,
-    part: Literal["prefill", "decode"],
+    part: Part,
     requests: Requests,
 ) -> Float64:
     import numpy as np
@@ -191,3 +193,21 @@ def _missing(fits: Fits) -> str | None:
     if fits.decode is None:
         return f"only {fits.decode_steps} pure-decode steps of other patterns"
     return None
+
+
+def supported_mixed(
+    steps: StepTimes, fitted: Sequence[StepTimes], *, requests: Requests, pure_steps_min: int
+) -> int:
+    """Count the mixed steps that both supports would hold under a reading of N, without a fit."""
+    mixed = steps.mixed
+    inside = mixed.copy()
+    sides: tuple[tuple[Part, Int64], ...] = (
+        ("prefill", steps.prefill_tokens),
+        ("decode", steps.decode_tokens),
+    )
+    for part, work in sides:
+        gathered = _gather(fitted, part, requests)
+        if not _enough(gathered, pure_steps_min):
+            return 0
+        inside &= convex_hull(*gathered[:2]).holds(work, steps.requests(part, requests))
+    return int(inside.sum())

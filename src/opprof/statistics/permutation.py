@@ -17,7 +17,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Float64 = NDArray[np.float64]
+    Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
 
 _ENUMERATION_LIMIT = 200_000
@@ -82,7 +83,7 @@ def permutation_test(
     windows = [_pool(mine, theirs) for mine, theirs in zip(p, q, strict=True)]
     families = windows[0].sums.shape[1] - 1
     tables = [window.labelled(permutations, stream) for window in windows]
-    shares = _total(table.difference[table.drawn] for table in tables) / len(tables)
+    shares = _total(table.difference.take(table.drawn, axis=1) for table in tables) / len(tables)
     observed = _total(window.observed for window in windows) / len(windows)
     pooled, pooled_observed = _pooled(windows, tables)
     pairs = tuple(combinations(range(families), 2))
@@ -109,11 +110,13 @@ class _Labelled:
     """Distinct labellings of one window and which of them each permutation uses."""
 
     difference: Float64
-    """float64[labellings, families]: share under label p less share under label q."""
+    """float64[families, labellings]: share under label p less share under label q."""
     sums: Float64
-    """float64[labellings, families + 1]: sums under label p, the total last."""
-    drawn: Int64
+    """float64[families + 1, labellings]: sums under label p, the total last."""
+    drawn: Int32
     enumerated: bool
+    mirrored: bool
+    """Both patterns have as many steps: each labelling's mirror image is one too."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,8 @@ class _Pool:
     @property
     def observed(self) -> Float64:
         """The difference of shares as labelled."""
-        mine = self.sums[: self.mine].sum(axis=0, keepdims=True)
-        first: Float64 = self._differences(mine)[0]
+        mine = self.sums[: self.mine].sum(axis=0)[:, None]
+        first: Float64 = self._differences(mine)[:, 0]
         return first
 
     def labelled(self, permutations: int, stream: Stream) -> _Labelled:
@@ -137,23 +140,17 @@ class _Pool:
         steps = len(self.sums)
         enumerated = math.comb(steps, self.mine) <= _ENUMERATION_LIMIT
         if enumerated:
-            labels = self._labels(list(combinations(range(steps), self.mine)))
-            drawn = stream.below(len(labels), permutations)
+            labels = _all_labels(steps, self.mine)
+            drawn = stream.below(labels.shape[1], permutations)
         else:
             labels = _random_labels(steps, self.mine, permutations, stream)
-            drawn = np.arange(permutations)
-        sums = labels @ self.sums
-        return _Labelled(self._differences(sums), sums, drawn, enumerated)
-
-    def _labels(self, chosen: Sequence[tuple[int, ...]]) -> Float64:
-        import numpy as np
-
-        labels = np.zeros((len(chosen), len(self.sums)))
-        np.put_along_axis(labels, np.asarray(chosen, dtype=np.int64), 1.0, axis=1)
-        return labels
+            drawn = np.arange(permutations, dtype=np.int32)
+        sums = self.sums.T @ labels
+        mirrored = 2 * self.mine == steps
+        return _Labelled(self._differences(sums), sums, drawn, enumerated, mirrored)
 
     def _differences(self, sums: Float64) -> Float64:
-        rest = self.sums.sum(axis=0) - sums
+        rest = self.sums.sum(axis=0)[:, None] - sums
         return _share_differences(sums, rest)
 
 
@@ -167,8 +164,19 @@ def _pool(mine: WindowSteps, theirs: WindowSteps) -> _Pool:
     return _Pool(np.column_stack([families, totals]), len(mine.total_ns))
 
 
+@lru_cache(maxsize=8)
+def _all_labels(steps: int, mine: int) -> Float64:
+    """Every choice of ``mine`` steps, float64[steps, labellings]."""
+    import numpy as np
+
+    chosen = np.asarray(list(combinations(range(steps), mine)), dtype=np.int64)
+    labels = np.zeros((steps, len(chosen)))
+    np.put_along_axis(labels, chosen.T, 1.0, axis=0)
+    return labels
+
+
 def _random_labels(steps: int, mine: int, count: int, stream: Stream) -> Float64:
-    """Draw labellings by a partial Fisher-Yates shuffle of all rows at once."""
+    """Draw labellings by a partial Fisher-Yates shuffle of all at once, float64[steps, count]."""
     import numpy as np
 
     order = np.tile(np.arange(steps), (count, 1))
@@ -178,23 +186,23 @@ def _random_labels(steps: int, mine: int, count: int, stream: Stream) -> Float64
         moved = order[rows, other].copy()
         order[rows, other] = order[:, position]
         order[:, position] = moved
-    labels = np.zeros((count, steps))
-    np.put_along_axis(labels, order[:, :mine], 1.0, axis=1)
+    labels = np.zeros((steps, count))
+    np.put_along_axis(labels, order[:, :mine].T, 1.0, axis=0)
     return labels
 
 
 def _pooled(windows: Sequence[_Pool], tables: Sequence[_Labelled]) -> tuple[Float64, Float64]:
     """The other statistic: sums over all windows first, one share for each pattern then."""
-    whole = _total(window.sums.sum(axis=0) for window in windows)
-    as_labelled = _total(window.sums[: window.mine].sum(axis=0) for window in windows)[None, :]
-    drawn = _total(table.sums[table.drawn] for table in tables)
-    observed = _share_differences(as_labelled, whole - as_labelled)[0]
+    whole = _total(window.sums.sum(axis=0) for window in windows)[:, None]
+    as_labelled = _total(window.sums[: window.mine].sum(axis=0) for window in windows)[:, None]
+    drawn = _total(table.sums.take(table.drawn, axis=1) for table in tables)
+    observed = _share_differences(as_labelled, whole - as_labelled)[:, 0]
     return _share_differences(drawn, whole - drawn), observed
 
 
 def _share_differences(sums: Float64, rest: Float64) -> Float64:
-    """Shares under one label less shares under the other; the last column is the total."""
-    difference: Float64 = sums[:, :-1] / sums[:, -1:] - rest[:, :-1] / rest[:, -1:]
+    """Shares under one label less shares under the other; the last row is the total."""
+    difference: Float64 = sums[:-1] / sums[-1:] - rest[:-1] / rest[-1:]
     return difference
 
 
@@ -208,15 +216,14 @@ def _counts(
     """Count permutations that reach the observed lead: two-sided, and in its direction."""
     import numpy as np
 
-    columns = np.ascontiguousarray(shares.T)
     both, one = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), np.int64)
     for index, (a, b) in enumerate(pairs):
-        lead = columns[a] - columns[b]
+        lead = shares[a] - shares[b]
         if observed[index] < 0:
             np.negative(lead, out=lead)
         bar = abs(observed[index]) - _TIE
         one[index] = np.count_nonzero(lead >= bar)
-        both[index] = np.count_nonzero(np.abs(lead) >= bar)
+        both[index] = np.count_nonzero(np.abs(lead, out=lead) >= bar)
     return both, one
 
 
@@ -228,25 +235,30 @@ def _exact(
 
     if len(tables) > 2 or not all(table.enumerated for table in tables):
         return None, None
-    columns = [np.ascontiguousarray(table.difference.T) for table in tables]
-    labellings = math.prod(len(table.difference) for table in tables)
+    labellings = math.prod(table.difference.shape[1] for table in tables)
+    mirrored = all(table.mirrored for table in tables)
     reached = np.zeros(len(pairs), np.int64)
     for index, (a, b) in enumerate(pairs):
         bar = abs(observed[index]) * len(tables) - _TIE * len(tables)
-        leads = [np.sort(column[a] - column[b]) for column in columns]
+        leads = [np.sort(table.difference[a] - table.difference[b]) for table in tables]
         if bar <= 0:
             reached[index] = labellings
         elif len(leads) == 1:
             reached[index] = np.count_nonzero(np.abs(leads[0]) >= bar)
         else:
-            reached[index] = _joint_tails(leads[0], leads[1], bar)
+            reached[index] = _joint_tails(leads[0], leads[1], bar, mirrored)
     return reached / labellings, labellings
 
 
-def _joint_tails(first: Float64, second: Float64, bar: float) -> int:
-    """Count pairs with ``|first + second| >= bar``; both arrays ascend."""
+def _joint_tails(first: Float64, second: Float64, bar: float, mirrored: bool) -> int:
+    """Count pairs with ``|first + second| >= bar``; both arrays ascend.
+
+    Where every labelling has its mirror image the two tails are equal.
+    """
     import numpy as np
 
     above = len(second) - np.searchsorted(second, bar - first, side="left")
+    if mirrored:
+        return 2 * int(above.sum())
     below = np.searchsorted(second, -bar - first, side="right")
     return int(above.sum() + below.sum())

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     Float32 = NDArray[np.float32]
     Float64 = NDArray[np.float64]
+    Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
 
-_CHUNK_RESAMPLES = 10_000
+_CHUNK_RESAMPLES = 500
 _EXACT_FLOAT32 = 1 << 24
 
 
@@ -50,7 +51,7 @@ class _Target:
 
 
 def percentile_ends(
-    events: Sequence[Events], percents: Sequence[int], plan: BlockPlan, starts: Int64, level: float
+    events: Sequence[Events], percents: Sequence[int], plan: BlockPlan, starts: Int32, level: float
 ) -> Float64:
     """Return the interval's ends, float64[events, percents, 2]; NaN for a series without events.
 
@@ -82,7 +83,7 @@ def percentile_ends(
     return result
 
 
-def _bisect(targets: Sequence[_Target], plan: BlockPlan, starts: Int64) -> list[int]:
+def _bisect(targets: Sequence[_Target], plan: BlockPlan, starts: Int32) -> list[int]:
     """Find for each target the least position whose share of resamples is reached."""
     import numpy as np
 
@@ -117,7 +118,7 @@ def _excess(target: _Target, position: int, plan: BlockPlan) -> Float64:
     return (100 * below - target.percent * every).astype(np.float64)
 
 
-def _counts(plan: BlockPlan, starts: Int64) -> list[NDArray[np.uint8]]:
+def _counts(plan: BlockPlan, starts: Int32) -> list[NDArray[np.uint8]]:
     """Counts of block starts, one byte each: all resamples in a few megabytes."""
     import numpy as np
 

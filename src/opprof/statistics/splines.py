@@ -104,11 +104,15 @@ def fit_surface(tokens: Int64, requests: Int64, durations: Float64, rule: Spline
     """
     import numpy as np
 
-    support = convex_hull(tokens, requests)
-    axes = _axis(tokens, rule.tokens_basis, rule), _axis(requests, rule.requests_basis, rule)
     # Steps with the same coordinates share a row of the design: a few thousand rows at most.
-    points, group = np.unique(np.column_stack([tokens, requests]), axis=0, return_inverse=True)
+    keys, group = np.unique((np.asarray(tokens, np.int64) << 32) + requests, return_inverse=True)
+    points = np.column_stack([keys >> 32, keys & 0xFFFFFFFF])
     group = group.reshape(-1)
+    support = convex_hull(points[:, 0], points[:, 1])
+    axes = (
+        _axis(points[:, 0], rule.tokens_basis, rule),
+        _axis(points[:, 1], rule.requests_basis, rule),
+    )
     design = _design(*axes, points[:, 0], points[:, 1])
     penalty = _penalty(*axes)
     weights = np.ones(len(durations))

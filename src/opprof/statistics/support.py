@@ -37,7 +37,7 @@ class Hull:
 def convex_hull(x: Int64, y: Int64) -> Hull:
     """Return the convex hull of at least one point (Andrew's monotone chain).
 
-    Coordinates below 2**30 in size keep every product exact.
+    Coordinates are not negative and below 2**30, so every product is exact.
 
     Raises:
         ValueError: there is no point.
@@ -46,11 +46,22 @@ def convex_hull(x: Int64, y: Int64) -> Hull:
 
     if not len(x):
         raise ValueError("no points")
-    points = np.unique(np.column_stack([x, y]), axis=0).tolist()
+    keys = np.unique((np.asarray(x, np.int64) << 32) + y)
+    points = _extremes(np.column_stack([keys >> 32, keys & 0xFFFFFFFF])).tolist()
     if len(points) <= 2:
         return Hull(np.asarray(points, np.int64))
     lower, upper = _chain(points), _chain(points[::-1])
     return Hull(np.asarray(lower[:-1] + upper[:-1], np.int64))
+
+
+def _extremes(points: Int64) -> Int64:
+    """Keep the least and greatest y of each x: no other point of a column can be a corner."""
+    import numpy as np
+
+    first = np.flatnonzero(np.diff(points[:, 0], prepend=-1))
+    last = np.append(first[1:], len(points)) - 1
+    kept: Int64 = points[np.unique(np.concatenate([first, last]))]
+    return kept
 
 
 def _chain(points: list[list[int]]) -> list[list[int]]:

@@ -1,0 +1,272 @@
+"""Runs and a protocol to one decision: the order of work, and nothing else.
+
+::
+
+    facts ─ matrix ─┬─ comparison (gaps, ranking) ─ permutation, Holm, null ─ H1a ─┐
+                    └─ clean series ─ spline fits ─ resamples ─ contrasts ─── H1b ─┴─ compound
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from opprof.artifacts.common import Provenance
+from opprof.artifacts.comparison import Comparison
+from opprof.artifacts.decision import (
+    SCHEMA,
+    Contrast,
+    Decision,
+    Estimate,
+    H1aEvidence,
+    H1bEvidence,
+    InterferenceFit,
+    Reproduction,
+    RunIntervals,
+    TableVerdict,
+)
+from opprof.compare import RunInput, compare_runs, comparison_rule
+from opprof.decision import h1a, h1b, notes, side, verdicts
+from opprof.decision.design import Matrix, build_matrix
+from opprof.decision.facts import RunFacts
+from opprof.decision.interference import CellFit, fit_group, fit_record
+from opprof.decision.metrics import BOOTSTRAPPED_WASTE, FACTORIAL, SIGNED
+from opprof.decision.null import null_evidence
+from opprof.decision.resample import Resampled, ResampleTask, resample_many
+from opprof.decision.sanity import sanity_block
+from opprof.decision.series import CleanSeries, Missing
+from opprof.protocol import Protocol
+
+
+def decide(
+    runs: Sequence[RunFacts],
+    protocol: Protocol,
+    provenance: Provenance,
+    *,
+    exploratory: bool,
+    tolerated: frozenset[str] = frozenset(),
+    jobs: int = 1,
+    advance: Callable[[], None] = lambda: None,
+) -> Decision:
+    """Decide H1a, H1b and the compound hypothesis.
+
+    The result depends on the runs and the protocol only, not on their order or on ``jobs`` (worker
+    processes that resample). ``tolerated`` names gates whose failure only marks a run (a rehearsal
+    runs on scaled time). ``advance`` is called after each run's resampling.
+
+    Raises:
+        InputError: no run, two runs with one identity, measured and simulated runs together, or an
+            artefact that contradicts itself.
+    """
+    matrix = build_matrix(protocol, runs, tolerated)
+    comparison = _compare(matrix, provenance)
+    fits = _fit(matrix)
+    intervals, kept = _resample(matrix, fits, jobs, advance)
+    stops = [] if exploratory else verdicts.stop_conditions(matrix)
+    tables = {v: _table(comparison, v, matrix) for v in _versions(comparison)}
+    main = tables[comparison.mapping_version]
+    first = verdicts.verdict_h1a(matrix, _h1a_evidence(comparison, main, matrix), stops)
+    second = verdicts.verdict_h1b(matrix, _h1b_evidence(matrix, kept), stops)
+    simulated = any(facts.run.simulated for facts in matrix.facts.values())
+    return Decision(
+        schema=SCHEMA,
+        label=verdicts.decision_label(matrix.file, exploratory=exploratory, simulated=simulated),
+        exploratory=exploratory,
+        simulated=simulated,
+        h1a=first,
+        h1b=second,
+        compound=verdicts.verdict_compound(matrix, first, second, stops),
+        inversions=main.comparisons,
+        alternatives={v: t for v, t in tables.items() if v != comparison.mapping_version},
+        explored={v: h1a.explored_comparisons(comparison, v, matrix) for v in tables}
+        if exploratory
+        else {},
+        disagreements=notes.table_disagreements(tables, comparison.mapping_version)
+        + list(comparison.disagreements),
+        runs=list(matrix.statuses.values()),
+        cells=side.registered_cells(matrix),
+        intervals=intervals,
+        interference=_fit_records(fits, intervals),
+        factorial=side.factorial_effects(matrix, kept),
+        confirmations=side.confirmation_deltas(matrix),
+        parallelism=side.parallelism(matrix),
+        warmup_branch=side.warmup_branch(matrix),
+        notes=notes.decision_notes(matrix),
+        sanity=sanity_block(main, second.evidence.contrasts, intervals),
+        provenance=provenance,
+    )
+
+
+def _compare(matrix: Matrix, provenance: Provenance) -> Comparison:
+    entries = [
+        RunInput(facts.kernels, facts.source, metrics={}, red_flags=facts.red_flags)
+        for facts in matrix.facts.values()
+    ]
+    return compare_runs(entries, comparison_rule(matrix.file), provenance)
+
+
+def _versions(comparison: Comparison) -> list[str]:
+    return [comparison.mapping_version, *comparison.alternatives]
+
+
+def _fit(matrix: Matrix) -> dict[str, CellFit]:
+    """Fit every group of valid primary runs under one config and load point."""
+    groups: dict[tuple[str, str], dict[str, RunFacts]] = {}
+    for key, facts in matrix.facts.items():
+        usable = not matrix.run_reasons(key) and isinstance(facts.series, CleanSeries)
+        if key[3] == "primary" and usable:
+            groups.setdefault((key[1], key[2]), {})[facts.run.name] = facts
+    found: dict[str, CellFit] = {}
+    for members in groups.values():
+        series = {
+            name: (facts.run, facts.series)
+            for name, facts in members.items()
+            if isinstance(facts.series, CleanSeries)
+        }
+        found |= fit_group(series, matrix.file)
+    return found
+
+
+def _resample(
+    matrix: Matrix, fits: dict[str, CellFit], jobs: int, advance: Callable[[], None]
+) -> tuple[list[RunIntervals], dict[str, dict[str, Resampled]]]:
+    """Resample every run; keep what contrasts and factorial need."""
+    intervals = []
+    kept: dict[str, dict[str, Resampled]] = {}
+    every = {
+        key: fits[facts.run.name].series if facts.run.name in fits else facts.series
+        for key, facts in matrix.facts.items()
+    }
+    tasks = [
+        ResampleTask(
+            matrix.facts[key].run.name,
+            series,
+            matrix.file.statistics,
+            matrix.seed,
+            frozenset(_keep(matrix, key)),
+        )
+        for key, series in every.items()
+        if isinstance(series, CleanSeries)
+    ]
+    done = resample_many(tasks, jobs, advance)
+    for key, series in every.items():
+        facts = matrix.facts[key]
+        name = facts.run.name
+        marks = [*matrix.statuses[key].invalid_reasons, *matrix.statuses[key].marks]
+        if isinstance(series, Missing):
+            intervals.append(
+                RunIntervals(name, None, None, _plain(facts, series.reason), list(SIGNED), marks)
+            )
+            advance()
+            continue
+        estimates, resamples = done[name]
+        if resamples:
+            kept[name] = resamples
+        plan = series.plan(circular=False)
+        intervals.append(
+            RunIntervals(name, plan.bins, plan.drawn_blocks, estimates, list(SIGNED), marks)
+        )
+    return intervals, kept
+
+
+def _keep(matrix: Matrix, key: tuple[str, str, str, str]) -> set[str]:
+    """Metrics whose resamples are needed again."""
+    cells, keep = matrix.file.cells, set()
+    if key == matrix.primary(key[0]):
+        keep |= {*BOOTSTRAPPED_WASTE, h1b.EFFICIENCY, h1b.RESIDUAL}
+    configs = {cells.baseline_config, *cells.sentinel_configs}
+    if key[0] in cells.sentinel_patterns and key[1] in configs and key[3] == "primary":
+        keep |= set(FACTORIAL)
+    return keep
+
+
+def _plain(facts: RunFacts, reason: str) -> dict[str, Estimate]:
+    """Values without intervals, each with the reason."""
+    values = {**facts.metrics, **facts.waste}
+    return {name: Estimate(value=value, reason=reason) for name, value in values.items()}
+
+
+def _fit_records(
+    fits: dict[str, CellFit], intervals: Sequence[RunIntervals]
+) -> list[InterferenceFit]:
+    by_run = {item.run: item.metrics for item in intervals}
+    return [fit_record(fit, by_run[name]) for name, fit in fits.items()]
+
+
+def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict:
+    """H1a's comparisons, null and tau under one mapping table."""
+    comparisons = h1a.primary_comparisons(comparison, version, matrix)
+    table = h1a.table_of(comparison, version)
+    load = matrix.file.load
+    return TableVerdict(
+        mapping_version=version,
+        mapping_sha256=table.mapping_sha256,
+        tested=sum(1 for item in comparisons if item.holm_p is not None),
+        met_gaps=sum(1 for item in comparisons if item.evaluable and item.gap_criteria_met),
+        accepted=[item for item in comparisons if item.accepted],
+        comparisons=comparisons,
+        null=null_evidence(comparison, version, matrix),
+        tau=[
+            row
+            for row in table.tau
+            if (row.config, row.load_point, row.role)
+            == (load.primary_config, load.primary_load_point, "primary")
+        ],
+    )
+
+
+def _h1a_evidence(comparison: Comparison, main: TableVerdict, matrix: Matrix) -> H1aEvidence:
+    statistics = matrix.file.statistics
+    reasons = {p: matrix.h1a_reasons(p) for p in matrix.patterns}
+    return H1aEvidence(
+        mapping_version=main.mapping_version,
+        patterns=[p for p, found in reasons.items() if not found],
+        not_evaluable={p: found for p, found in reasons.items() if found},
+        registered=len(main.comparisons),
+        evaluable=sum(1 for item in main.comparisons if item.evaluable),
+        tested=main.tested,
+        met_gaps=main.met_gaps,
+        accepted=main.accepted,
+        alpha=statistics.alpha,
+        permutations=statistics.permutations,
+        seed=matrix.seed,
+        statistic=statistics.permutation_statistic,
+        sides=statistics.permutation_sides,
+        strengthening=[
+            Reproduction(record, accepted)
+            for record, accepted in h1a.reproductions(
+                comparison, main.mapping_version, matrix, main.comparisons
+            )
+        ],
+        null=main.null,
+        notes=notes.h1a_notes(main),
+    )
+
+
+def _h1b_evidence(matrix: Matrix, kept: h1b.Kept) -> H1bEvidence:
+    contrasts = h1b.decide_contrasts(matrix, kept)
+    thresholds = matrix.file.h1b.thresholds
+    return H1bEvidence(
+        contrasts=contrasts,
+        not_evaluable={_name(c): c.reasons for c in contrasts if not c.evaluable},
+        passing=[_name(c) for c in contrasts if c.passes],
+        thresholds=dict(thresholds),
+        alpha=matrix.file.statistics.alpha,
+        resamples=matrix.file.statistics.bootstrap_resamples,
+        seed=matrix.seed,
+        correction_families={metric: len(contrasts) for metric in thresholds},
+        raggedness=h1b.raggedness(matrix),
+        all_below=_all_below(contrasts),
+        notes=notes.h1b_notes(contrasts),
+    )
+
+
+def _name(contrast: Contrast) -> str:
+    return f"{contrast.irregular} vs {contrast.control}"
+
+
+def _all_below(contrasts: Sequence[Contrast]) -> bool | None:
+    """Whether every metric of every contrast is known and below its threshold."""
+    metrics = [metric for contrast in contrasts for metric in contrast.metrics]
+    if any(m.difference is not None and m.difference >= (m.threshold or 0.0) for m in metrics):
+        return False
+    return None if any(m.difference is None for m in metrics) else True

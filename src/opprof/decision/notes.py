@@ -1,0 +1,91 @@
+"""Plain sentences beside the numbers: disagreements, Monte-Carlo doubts, assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from opprof.artifacts.decision import Contrast, DecidedComparison, TableVerdict
+from opprof.decision.design import Matrix
+
+
+def table_disagreements(tables: Mapping[str, TableVerdict], deciding: str) -> list[str]:
+    """Say where another mapping table would decide otherwise; empty when none would."""
+    found = []
+    for version, table in tables.items():
+        if version == deciding:
+            continue
+        mine = {_key(item) for item in tables[deciding].accepted}
+        theirs = {_key(item) for item in table.accepted}
+        found += [f"accepted under {deciding} only: {_words(key)}" for key in sorted(mine - theirs)]
+        found += [f"accepted under {version} only: {_words(key)}" for key in sorted(theirs - mine)]
+    return found
+
+
+def h1a_notes(table: TableVerdict) -> list[str]:
+    """Say where the drawn and the exact p-value, or the other choices, would decide otherwise."""
+    found = []
+    for item in table.comparisons:
+        if item.holm_p is None or not item.gap_criteria_met:
+            continue
+        name = f"{item.pattern_p}/{item.pattern_q} {item.family_a}/{item.family_b}"
+        accepted = bool(item.accepted)
+        alpha = table.null.alpha
+        if item.exact_holm_p is not None and (item.exact_holm_p <= alpha) != (item.holm_p <= alpha):
+            found.append(
+                f"{name}: drawn Holm p {item.holm_p:.3g} and exact {item.exact_holm_p:.3g} lie on"
+                f" two sides of {alpha:g}; the drawn one decides"
+            )
+        bar = alpha / max(table.tested, 1)
+        if accepted and item.pooled_p is not None and item.pooled_p > bar:
+            found.append(
+                f"{name}: with shares pooled over both windows p = {item.pooled_p:.3g}, above the"
+                f" first Holm bar {bar:.3g}"
+            )
+    return found
+
+
+def h1b_notes(contrasts: Sequence[Contrast]) -> list[str]:
+    """Say what stands between a material waste and a qualifying contrast."""
+    found = []
+    for item in contrasts:
+        name = f"{item.irregular} vs {item.control}"
+        if item.evaluable and item.passing_metrics and item.passes is None:
+            found.append(f"{name}: material waste, but its association could not be measured")
+        for metric in item.metrics:
+            if metric.undefined_resamples:
+                found.append(
+                    f"{name}: {metric.metric} is undefined in {metric.undefined_resamples}"
+                    " resamples, which widen its interval"
+                )
+    return found
+
+
+def decision_notes(matrix: Matrix) -> list[str]:
+    """Say what the methods assume, with the rates measured in ``bench/calibration.py``."""
+    statistics = matrix.file.statistics
+    found = [
+        "Active steps of one window are treated as exchangeable between patterns. Neighbouring"
+        " steps are not: with correlated steps the permutation test alone rejects too often"
+        " (docs/statistics.md has the rates); the gap criteria in two separate windows remain.",
+        f"Intervals are percentile intervals of a moving-block bootstrap ({statistics.block_s:g} s"
+        " blocks); with few blocks and strong dependence they cover less than they claim"
+        " (docs/statistics.md). The circular variant stands beside.",
+        "I_mix and step-time residuals condition on their fit: their intervals hold the sampling of"
+        " steps, not the choice of the surface. They are associations, not causes.",
+        "R64 comes from the manifest alone and has no interval. CV_moe is resampled from its active"
+        " steps, which are no independent server replicates.",
+    ]
+    if matrix.file.partial_matrix is not None:
+        found.append(
+            "The matrix is frozen as partial (A-P3-7): confirmation is possible, refutation is not."
+            " Missing results are NOT EVALUABLE and never imputed."
+        )
+    return found
+
+
+def _key(item: DecidedComparison) -> tuple[str, str, str, str]:
+    return (item.pattern_p, item.pattern_q, item.family_a, item.family_b)
+
+
+def _words(key: tuple[str, str, str, str]) -> str:
+    return f"{key[2]} over {key[3]} in {key[0]}, reversed in {key[1]}"

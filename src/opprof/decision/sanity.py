@@ -1,0 +1,66 @@
+"""The decision's data sanity block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opprof.artifacts.common import SanityBlock, SanityFamily
+from opprof.artifacts.decision import Contrast, RunIntervals, TableVerdict
+from opprof.decision.metrics import SIGNED
+
+_RATIOS = (
+    "padding_fraction",
+    "graph_miss_rate",
+    "eligible_miss_rate",
+    "overflow_rate",
+    "bucket_slack",
+)
+
+
+def sanity_block(
+    table: TableVerdict, contrasts: Sequence[Contrast], intervals: Sequence[RunIntervals]
+) -> SanityBlock:
+    """Summarise every numeric family of the decision and flag what cannot be true."""
+    gaps = [gap for item in table.comparisons for gap in (*item.gaps_p, *item.gaps_q)]
+    families = [
+        _family("gap", gaps, signed=True),
+        _family("permutation_p", [item.permutation_p for item in table.comparisons]),
+        _family("holm_p", [item.holm_p for item in table.comparisons]),
+        _family("exact_p", [item.exact_p for item in table.comparisons]),
+    ]
+    metrics = [metric for contrast in contrasts for metric in contrast.metrics]
+    for name in dict.fromkeys(metric.metric for metric in metrics):
+        values = [metric.difference for metric in metrics if metric.metric == name]
+        families.append(_family(f"contrast.{name}", values, signed=True))
+    found: dict[str, list[float | None]] = {}
+    for run in intervals:
+        for name, estimate in run.metrics.items():
+            found.setdefault(name, []).append(estimate.value)
+    families += [_family(name, values, signed=name in SIGNED) for name, values in found.items()]
+    return SanityBlock(families, _red_flags(families))
+
+
+def _red_flags(families: Sequence[SanityFamily]) -> list[str]:
+    flags = []
+    for family in families:
+        bounded = family.name in _RATIOS or family.name.endswith("_p")
+        if family.min is not None and family.min < 0 and not family.signed:
+            flags.append(f"{family.name}: negative value {family.min:g}")
+        if bounded and family.max is not None and family.max > 1:
+            flags.append(f"{family.name}: {family.max:g} is above 1")
+    return flags
+
+
+def _family(name: str, values: Sequence[float | None], *, signed: bool = False) -> SanityFamily:
+    known = [value for value in values if value is not None]
+    return SanityFamily(
+        name=name,
+        n=len(values),
+        finite=len(known),
+        missing=len(values) - len(known),
+        min=min(known, default=None),
+        max=max(known, default=None),
+        distinct=len(set(known)),
+        unit=name.rsplit("_", 1)[-1] if name.endswith(("_ms", "_rps")) else "",
+        signed=signed,
+    )

@@ -1,0 +1,59 @@
+"""Active steps of a run's windows as arrays: what the permutation test and the bounds read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opprof.artifacts.kernels import Kernels, WindowFamilies
+from opprof.statistics.permutation import WindowSteps
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float64 = NDArray[np.float64]
+
+
+def window_steps(
+    kernels: Kernels, version: str, families: Sequence[str]
+) -> list[WindowSteps] | str:
+    """Return one entry a window under a mapping table, or the reason why there is none.
+
+    A step's total holds everything of the step, opaque replays included. A tensor-parallel run has
+    no single series of steps: ranks are never summed, so it has none here.
+    """
+    import numpy as np
+
+    windows: Sequence[WindowFamilies]
+    if kernels.mapping_version == version:
+        windows = kernels.windows
+    elif version in kernels.alternatives:
+        windows = kernels.alternatives[version].windows
+    else:
+        return f"no results under mapping table {version}"
+    if not windows:
+        return "no profiler window"
+    if len({window.rank for window in windows}) > 1:
+        return "several ranks: descriptive only"
+    found = []
+    for window in sorted(windows, key=lambda item: item.window):
+        steps = window.step_family_ns
+        totals = [sum(step.values()) for step in steps]
+        if not steps or min(totals) <= 0:
+            return f"window {window.window} has no step times under mapping table {version}"
+        rows = [[step.get(family, 0) for family in families] for step in steps]
+        found.append(WindowSteps(np.asarray(rows, np.float64), np.asarray(totals, np.float64)))
+    return found
+
+
+def layer_variations(kernels: Kernels) -> list[Float64]:
+    """Return each accepted window's ``CV_moe`` of its active steps, rank after rank."""
+    import numpy as np
+
+    groups = []
+    for window in kernels.windows:
+        values = [step.moe_layer_cv for step in window.steps if step.moe_layer_cv is not None]
+        if window.accepted and values:
+            groups.append(np.asarray(values, np.float64))
+    return groups

@@ -1,0 +1,45 @@
+"""Writing a decision: the artefact and its page, whole, never over another decision's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from opprof.artifacts.decision import Decision
+from opprof.decision.page import decision_page, markdown
+from opprof.errors import InputError, StateConflict
+from opprof.files import read_bytes, write_atomic
+
+_LIMIT_BYTES = 256 << 20
+
+
+def write_decision(decision: Decision, folder: Path) -> list[Path]:
+    """Write ``decision.md``, then ``decision.json`` (the completion marker).
+
+    A decision on the same runs may be made again; one on other runs is never replaced.
+
+    Raises:
+        StateConflict: the folder holds a decision on other inputs, or something unreadable.
+        EnvironmentFailure: the folder cannot be written.
+    """
+    path = folder / "decision.json"
+    if path.exists():
+        _check_same(path, decision)
+    page = folder / "decision.md"
+    title = f"# Decision: {decision.compound.outcome}\n\n"
+    write_atomic(page, (title + markdown(decision_page(decision))).encode())
+    data = msgspec.json.format(msgspec.json.encode(decision), indent=1)
+    write_atomic(path, data + b"\n")
+    return [page, path]
+
+
+def _check_same(path: Path, decision: Decision) -> None:
+    try:
+        old = msgspec.json.decode(read_bytes(path, limit_bytes=_LIMIT_BYTES), type=Decision)
+    except (InputError, msgspec.DecodeError) as error:
+        raise StateConflict("is no decision that can be read; move it away", path=path) from error
+    # Artefacts carry the code's hash, so a newer analysis of the same runs has other bytes: runs
+    # are compared by who they are.
+    if {item.run.name for item in old.runs} != {item.run.name for item in decision.runs}:
+        raise StateConflict("is a decision on other runs; choose another --out", path=path)
