@@ -101,11 +101,11 @@ def test_sweep_equals_the_definition(data: st.DataObject) -> None:
     for number, (start, end) in enumerate(spans):
         ops.start_ns.append(start)
         ops.duration_ns.extend([end - start])
-        ops.key.append(ops.keys[f"op{number}", 1])
+        ops.keys_of.extend([ops.keys[f"op{number}", 1]])
     for time in times:
         calls.start_ns.append(time)
         calls.duration_ns.extend([1])
-        calls.key.append(calls.keys["cudaLaunchKernel", 1])
+        calls.keys_of.extend([calls.keys["cudaLaunchKernel", 1]])
     result = call_scopes(ops, calls, layer_scope=re.compile("op"), step_of=lambda at: 0)
     names = result.chains.names()
     for index, time in enumerate(times):

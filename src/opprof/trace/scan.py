@@ -4,9 +4,9 @@ What is checked, and what is not. Every element of ``traceEvents`` is decoded by
 array is valid JSON made of objects, and the text before and after it is decoded as one document.
 One exception buys the speed: after ``json_budget_bytes`` of ``python_function`` text have been
 decoded, the rest of a run of such events in Kineto's own layout is only *searched*. Every ``},`` in
-it must be followed, byte for byte, by the head of another ``python_function`` event, so no other
-event hides there; the JSON inside these events is not parsed. ``searched_bytes`` says how much text
-that was; ``json_budget_bytes=None`` parses everything.
+it must be followed by the head of another ``python_function`` event, so no other event hides there;
+the JSON inside these events is not parsed. ``searched_bytes`` says how much text that was;
+``json_budget_bytes=None`` parses everything.
 
 Borders between events are guessed from the layout and proved by decoding: a chunk that decodes as a
 list of whole objects was cut at borders. Where the guess fails, the tokenizer of

@@ -65,9 +65,9 @@ def read_window(
     clock = StepClock([(step.start_ns, step.end_ns) for step in plan.active])
     scopes = call_scopes(columns.ops, columns.calls, layer_scope=layer_scope, step_of=clock)
     sums = attribute(columns, clock, len(plan.active), scopes, limits)
-    kept = array("I", (index for index, place in enumerate(sums.place) if place != DROPPED))
+    kept = _indices(sums.place, lambda place: place != DROPPED)
     overrun = overruns(columns.kernels, kept, limits.overrun_factor, latest_ns=sums.latest_ns)
-    active = array("I", (index for index, place in enumerate(sums.place) if place >= 0))
+    active = _indices(sums.place, lambda place: place >= 0)
     return WindowTrace(
         path=str(path),
         rank=columns.rank,
@@ -101,6 +101,13 @@ def read_window(
         reasons=[*plan.reasons(), *_kernel_reasons(sums, overrun)],
         warnings=list(_warnings(sums, columns)),
     )
+
+
+def _indices(places: Sequence[int], wanted: Callable[[int], bool]) -> Sequence[int]:
+    """Return the indices of the wanted places: a range, not a list, where all are."""
+    if all(map(wanted, set(places))):
+        return range(len(places))
+    return array("I", (index for index, place in enumerate(places) if wanted(place)))
 
 
 class _Plan:
