@@ -216,3 +216,12 @@ def test_json_for_programs(tmp_path: Path) -> None:
     listed = json.loads(done.stdout)
     assert listed[0]["run"]["name"] == "P01-C00-saturation"
     assert listed[0]["outcome"] == "fail"
+
+
+def test_a_message_is_one_line_whatever_a_file_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "a\nb\x1b[31m \udcff ü"
+    folder.mkdir()
+    done = opprof("analyze", folder)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "a\\nb\\x1b[31m \\udcff ü: no run directory" in done.stderr

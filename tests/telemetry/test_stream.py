@@ -293,3 +293,20 @@ def test_real_streams_read_whole(run: str) -> None:
     assert (found.duration_ns >= 0).all()
     executed = found.model_executed
     assert (found.unpadded_tokens == found.scheduled_tokens)[executed].all()
+
+
+def test_integers_that_no_counter_reaches_are_refused(tmp_path: Path) -> None:
+    """In the header, the footer and the sidecar, as in every step."""
+    huge = 10**300
+    records = [step(index) for index in range(3)]
+    sizes = {"cudagraph_capture_sizes": [1, huge]}
+    for lines, line in (
+        ([header(config=sizes), *records], 1),
+        ([header(), *records, footer(3, written_records=huge)], 5),
+    ):
+        error = refused(tmp_path, text(lines))
+        assert (error.line, "beyond 62 bits" in error.reason) == (line, True)
+    path = write_stream(tmp_path, whole(), sidecar(3, wall_time_ns=huge))
+    fault = read_sidecar(path).fault
+    assert fault is not None
+    assert "beyond 62 bits" in fault

@@ -121,3 +121,14 @@ def test_a_timeline_that_does_not_fit_its_schema_is_refused(
 def test_a_missing_timeline_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"timeline\.json: file not found"):
         read_timeline(tmp_path / "timeline.json")
+
+
+@pytest.mark.parametrize("value", [10**400, 1 << 62])
+@pytest.mark.parametrize("field", ["max_concurrency", "end_mono_ns"])
+def test_an_integer_that_no_clock_shows_is_refused(field: str, value: int, tmp_path: Path) -> None:
+    changed = json.loads(json.dumps(TIMELINE))
+    (changed if field in changed else changed["intervals"][4])[field] = value
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(changed))
+    with pytest.raises(SchemaError, match=rf"beyond 62 bits - at `\$.*{field}`"):
+        read_timeline(path)

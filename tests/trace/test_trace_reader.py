@@ -268,3 +268,30 @@ def test_members_and_zero_padding_are_read(tmp_path: Path, read: Read) -> None:
 def test_a_file_that_cannot_be_read(name: str, tmp_path: Path, read: Read) -> None:
     with pytest.raises(InputError, match="cannot read"):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize("field", ["ts", "dur"])
+def test_a_number_of_thousands_of_digits_is_refused(field: str, tmp_path: Path, read: Read) -> None:
+    trace = Trace.window()
+    trace.events[3][field] = Text("1" + "0" * 5000)
+    with pytest.raises(SchemaError, match=r"some_kernel.*beyond 62 bits") as caught:
+        read(trace.write(tmp_path / "t.gz"))
+    assert caught.value.offset is not None
+    trace.events[3][field] = Text("100.5" + "0" * 5000)
+    assert read(trace.write(tmp_path / "u.gz")).all_kernels.events == 8
+
+
+_NESTED = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("layout", ["kineto", "compact"])
+@pytest.mark.parametrize("place", ["event", "head", "tail"])
+def test_endless_nesting_is_refused(place: str, layout: str, tmp_path: Path, read: Read) -> None:
+    trace = Trace.window()
+    if place == "event":
+        trace.events[3]["args"] |= {"deep": Text(_NESTED)}
+    else:
+        getattr(trace, place)["deep"] = Text(_NESTED)
+    with pytest.raises(InputError, match="nested too deeply") as caught:
+        read(trace.write(tmp_path / "t.gz", layout))
+    assert caught.value.offset is not None

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from opprof.artifacts.common import oversized_integer
 from opprof.artifacts.run import ManifestSummary, Result, Timeline
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes
@@ -104,9 +105,12 @@ def _decode(path: Path, kind: type[Any]) -> Any:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(read_bytes(path, limit_bytes=_SMALL_BYTES), type=kind)
+        value = msgspec.json.decode(read_bytes(path, limit_bytes=_SMALL_BYTES), type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise SchemaError(f"does not fit its schema: {error}", path=path) from error
+    if (at := oversized_integer(value)) is not None:
+        raise SchemaError(f"does not fit its schema: integer beyond 62 bits - at `{at}`", path=path)
+    return value
 
 
 class _Environment(msgspec.Struct):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 Outcome = Literal["pass", "fail", "not_evaluable"]
@@ -103,3 +104,27 @@ class Series(Struct, frozen=True, forbid_unknown_fields=True):
     p99: float | None
     max: float | None
     sum: float | None
+
+
+INT_MAX = (1 << 62) - 1
+"""Largest magnitude of any integer in a file: sums and differences of two stay within int64."""
+
+
+def oversized_integer(value: object) -> str | None:
+    """Return the path of the first integer beyond ``INT_MAX`` in a decoded file; null without one.
+
+    JSON bounds no integer, and the decoder takes every length; a time or a count of 300 digits is
+    damage, and must be told as such before anything divides by it.
+    """
+    return _oversized(msgspec.to_builtins(value), "$")
+
+
+def _oversized(value: object, path: str) -> str | None:
+    if isinstance(value, int):
+        return path if abs(value) > INT_MAX else None
+    inside: list[tuple[str, object]] = []
+    if isinstance(value, dict):
+        inside = [(f"{path}.{key}", item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        inside = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    return next((found for at, item in inside if (found := _oversized(item, at))), None)

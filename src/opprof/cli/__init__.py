@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         _leave(error.exit_code)
     except OpprofError as error:
-        click.echo(f"opprof: error [{error.code}] {error}", err=True)
+        click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
         _leave(error.exit_code)
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("opprof: interrupted; what was complete is kept", err=True)
@@ -88,6 +88,11 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(1)
     _leave(code if isinstance(code, int) else 0)
+
+
+def one_line(text: str) -> str:
+    """Escape what would break the line or drive the terminal: a file may be called anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _leave(code: int) -> None:

@@ -42,6 +42,7 @@ def analyze(
     """
     from opprof.analysis.many import analyze_many
     from opprof.analysis.write import check_free, write_analysis
+    from opprof.cli import one_line
     from opprof.cli.progress import progress
     from opprof.cli.tables import print_analysis
     from opprof.protocol import load_protocol
@@ -74,7 +75,7 @@ def analyze(
         (run, text) for run, result in zip(runs, results, strict=True) for text in result.unusable
     ]
     for run, text in unusable:
-        click.echo(f"opprof: error [E-INPUT] {run}: {text}", err=True)
+        click.echo(f"opprof: error [E-INPUT] {one_line(f'{run}: {text}')}", err=True)
     failed = any(result.sanity.outcome == "fail" for result in results)
     raise SystemExit(2 if unusable else int(failed))
 

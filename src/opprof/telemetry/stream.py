@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from opprof.artifacts.common import oversized_integer
 from opprof.artifacts.layer1 import Footer, Header, Sidecar, Step
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes
@@ -120,6 +121,7 @@ class _Reader:
                 raise SchemaError(
                     "the stream does not begin with a header line", path=self._path, line=1
                 )
+            self._check_integers(header, 1)
             self._header = header
             # Later lines are about as long as those of the first block.
             rows = self._size_bytes * len(records) // max(block.size_bytes, 1)
@@ -146,8 +148,14 @@ class _Reader:
             if isinstance(record, Header):
                 raise SchemaError("a second header", path=self._path, line=first_line + offset)
             if isinstance(record, Footer):
+                self._check_integers(record, first_line + offset)
                 self._footer = record
         return records[:-1]
+
+    def _check_integers(self, record: Header | Footer, line: int) -> None:
+        if (at := oversized_integer(record)) is not None:
+            reason = f"does not fit the schema: integer beyond 62 bits - at `{at}`"
+            raise SchemaError(reason, path=self._path, line=line)
 
     def finish(self) -> Stream:
         if self._header is None:
@@ -180,6 +188,11 @@ def read_sidecar(stream: Path) -> SidecarFile:
     except InputError as error:
         return SidecarFile(None, f"sidecar_invalid: {path.name}: {error.reason}")
     try:
-        return SidecarFile(msgspec.json.decode(data, type=Sidecar), None)
+        sidecar = msgspec.json.decode(data, type=Sidecar)
     except (msgspec.DecodeError, RecursionError) as error:
         return SidecarFile(None, f"sidecar_invalid: {path.name}: {error}")
+    if (at := oversized_integer(sidecar)) is not None:
+        return SidecarFile(
+            None, f"sidecar_invalid: {path.name}: integer beyond 62 bits - at `{at}`"
+        )
+    return SidecarFile(sidecar, None)

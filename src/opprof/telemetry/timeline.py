@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from opprof.artifacts.common import oversized_integer
 from opprof.artifacts.run import Interval, IntervalKind, Timeline
 from opprof.errors import SchemaError
 from opprof.files import read_bytes
@@ -31,6 +32,8 @@ def read_timeline(path: Path) -> Timeline:
         timeline = msgspec.json.decode(data, type=Timeline)
     except (msgspec.DecodeError, RecursionError) as error:
         raise SchemaError(f"does not fit the schema: {error}", path=path) from error
+    if (at := oversized_integer(timeline)) is not None:
+        raise SchemaError(f"does not fit the schema: integer beyond 62 bits - at `{at}`", path=path)
     check_intervals(timeline.intervals, path)
     return timeline
 

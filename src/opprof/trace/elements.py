@@ -16,6 +16,9 @@ import msgspec
 from opprof.errors import InputError, SchemaError
 from opprof.trace.events import KNOWN_CATEGORIES, ONE_EVENT, PEEK, Event
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises for text that it cannot take; the last for nesting without end."""
+
 SPAN_BYTES = 1 << 18
 """Text after which the tokenizer stops at the next border."""
 
@@ -71,6 +74,7 @@ def decode_each(texts: Iterable[msgspec.Raw | bytes]) -> list[Event]:
 
     Raises:
         msgspec.DecodeError: an element is malformed, no object, or does not fit its category.
+        RecursionError: an element is nested too deeply.
     """
     events = []
     for text in texts:
@@ -88,7 +92,7 @@ def fault(path: Path, element: bytes, offset: int, error: Exception | None = Non
     if error is None:
         try:
             decode_each([element[:_FAULT_BYTES]])
-        except (msgspec.DecodeError, UnicodeDecodeError) as found:
+        except UNDECODABLE as found:
             error = found
     lead = len(element) - len(element.lstrip(b" \t\r\n"))
     offset += lead
@@ -119,6 +123,8 @@ def offset_of(chunk_text: bytes, index: int) -> int:
 
 def plain(error: Exception) -> str:
     """Return a decoder's message without its prefix and byte, and with its field."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
     text = _BYTE.sub("", str(error)).replace("JSON is malformed: ", "").strip()
     return text[:1].lower() + text[1:]
 

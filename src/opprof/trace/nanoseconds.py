@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]{1,4}))?")
 _INTEGERS = json.Decoder(list[int])
 _NS_MAX = 1 << 62
 """Twice this still fits a signed 64-bit integer, so an end (start + duration) always does."""
+_DIGITS_MAX = 400
 
 
 class NotATime(ValueError):
@@ -52,7 +53,10 @@ def _one_ns(index: int, text: str) -> int:
     if match is None:
         raise NotATime(index, f"is {_kind(text)}, not a number")
     sign, whole, fraction, exponent = match.groups()
-    fraction = fraction or ""
+    # Digits that no time has are cut off: they change no nanosecond, and int() refuses thousands.
+    fraction = (fraction or "")[:_DIGITS_MAX]
+    if len(whole) > _DIGITS_MAX:
+        raise NotATime(index, f"{text[:40]} is beyond 62 bits of nanoseconds")
     shift = int(exponent or 0) + 3 - len(fraction)
     digits = int(whole + fraction)
     if digits and len(str(digits)) + shift > len(str(_NS_MAX)):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from opprof.errors import InputError
-from opprof.trace.elements import byte_of, decode_each, fault, plain, split
+from opprof.trace.elements import UNDECODABLE, byte_of, decode_each, fault, plain, split
 from opprof.trace.events import EVENTS, Event, PythonFunction
 from opprof.trace.inflate import GzipText
 
@@ -74,7 +74,7 @@ class Document(msgspec.Struct):
         """The rank that wrote the trace, where it says it."""
         info = self.distributedInfo
         rank = info.get("rank") if isinstance(info, dict) else None
-        return rank if isinstance(rank, int) else None
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
 
 class EventScanner:
@@ -129,7 +129,7 @@ class EventScanner:
     def _no_events(self) -> InputError:
         try:
             msgspec.json.decode(self._buffer)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             reason = f"no traceEvents array, and no valid JSON: {plain(error)}"
             return InputError(reason, path=self.path, offset=byte_of(error))
         return InputError("no traceEvents array", path=self.path, offset=0)
@@ -142,7 +142,7 @@ class EventScanner:
         text = head + self._buffer[self._position :]
         try:
             document = msgspec.json.decode(text, type=Document)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             at = byte_of(error)
             if at >= len(head) or not at:
                 at += self._offset + self._position - len(head)
@@ -217,7 +217,7 @@ class EventScanner:
             element = self._buffer[begin:end]
             try:
                 events += decode_each([element])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 raise fault(self.path, element, self._offset + begin, error) from error
         return events
 
@@ -280,7 +280,7 @@ def _decode(text: bytes) -> list[Event] | None:
         # An unknown category, most likely: worth the second, slower way.
         try:
             return decode_each(_RAWS.decode(text))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             return None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
