@@ -233,6 +233,8 @@ def kill_under_load(machine: Machine, server: Server) -> str:
         time.sleep(3.3)
         signal_ns = time.time_ns()
         os.kill(server.engine_pid(), signal.SIGKILL)
+        written = json.dumps({"signal_wall_ns": signal_ns})
+        (server.run_dir / "environment.json").write_text(written + "\n")
         time.sleep(2)
         server.kill()
     count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)

@@ -214,3 +214,38 @@ def test_ranks_of_one_window_must_agree(tmp_path: Path, read: Read) -> None:
     reason = ranks_agree([one, other])
     assert reason is not None
     assert "7..14, 8..15" in reason.text
+
+
+def test_tied_clocks_decide_even_steps(tmp_path: Path, read: Read) -> None:
+    """Cause and effect: not executed before submitted, not complete before its last kernel."""
+    trace = Trace.window()
+    window = read(trace.write(tmp_path / "t.json.gz"))
+    assert window.base_wall_ns is not None
+    starts = [seen.start_ns for seen in (step.execute for step in window.steps) if seen]
+    period = starts[1] - starts[0]
+    ends = [end for end in (step.last_kernel_end_ns for step in window.steps) if end]
+    assert max(end - start for start, end in zip(starts, ends, strict=True)) < period
+    shift = MONO_NS - starts[0]
+    steps = []
+    for index in range(-10, 18):
+        submit = starts[0] + index * period + shift - 300_000
+        complete = ends[0] + index * period + shift + 200_000
+        changed = msgspec.structs.replace(step(100 + index, submit), complete_mono_ns=complete)
+        steps.append(changed)
+
+    def tied(error_ns: int) -> Join:
+        return join_window(
+            window,
+            steps,
+            start_mono_ns=START,
+            end_mono_ns=END,
+            margin_min=2.0,
+            clock_offset_ns=window.base_wall_ns - shift + error_ns,  # type: ignore[operator]
+        )
+
+    assert codes(join(window, steps)) == ["join_ambiguous"]
+    assert tied(0).steps == list(range(100, 108))
+    assert tied(0).method == "order"
+    # A tie that is half a step off, or hours off, decides nothing.
+    assert codes(tied(period // 2)) == ["join_ambiguous"]
+    assert codes(tied(3600 * 10**9)) == ["join_ambiguous"]

@@ -15,6 +15,7 @@ from opprof.analysis.inputs import RunInputs, TraceFile
 from opprof.artifacts.run import Interval
 from opprof.errors import InputError
 from opprof.protocol import Protocol
+from opprof.telemetry.stream import read_sidecar
 from opprof.telemetry.timeline import intervals_of
 from opprof.trace.join import Join, join_window
 from opprof.trace.model import TraceLimits, WindowTrace
@@ -106,11 +107,20 @@ def _read(
             start_mono_ns=interval.start_mono_ns,
             end_mono_ns=interval.end_mono_ns,
             margin_min=_margin(protocol),
+            clock_offset_ns=_clock_offset_ns(inputs),
         )
         reasons += [str(reason) for reason in join.reasons]
     elif interval is not None:
         reasons.append(f"join_impossible: {len(trace.steps)} active steps cannot be joined")
     return ReadWindow(file.window, file.rank, name, trace, join, tuple(reasons))
+
+
+def _clock_offset_ns(inputs: RunInputs) -> int | None:
+    """Wall clock minus CLOCK_MONOTONIC as the sidecar ties them; None where it does not."""
+    sidecar = read_sidecar(inputs.stream).sidecar
+    if sidecar is None or sidecar.mono_time_ns is None:
+        return None
+    return sidecar.wall_time_ns - sidecar.mono_time_ns
 
 
 class StepRecord(NamedTuple):

@@ -59,7 +59,8 @@ def account(
     With an in-stream footer the final sidecar must agree with it in every counter. Without one the
     latest sidecar is authoritative: its counters must equal the step lines, and its age at
     ``signal_wall_ns`` (wall-clock nanoseconds of the hard kill) must be at most the flush interval,
-    with ``rule.checkpoint_tolerance_ms`` reported apart.
+    with ``rule.checkpoint_tolerance_ms`` reported apart. A writer that outlives the engine writes
+    its last checkpoint after the signal: the age is negative, and nothing older is missing.
 
     ``rule`` is null when no protocol is bound; then the age of a checkpoint cannot be judged.
     """

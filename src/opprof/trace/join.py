@@ -14,6 +14,14 @@ the median: the first is sharp where engine and worker share a process (seen: 0.
 second where they do not (seen: 0.02 to 0.26 ms). The second best run's residual over the best's is
 the margin; below the protocol's minimum the join is ambiguous, and an ambiguous join is invalid. So
 is one whose counts fit while another run of steps fits the times better by that margin.
+
+Even times are no proof: in a window of pure decode the wrong neighbour can be the more even one
+(seen: 57 µs against 205 µs for the true run, a margin of 3.6 for the wrong one). Where the stream
+ties CLOCK_MONOTONIC to the wall clock (``clock_offset_ns``), cause and effect decide too: no step
+is executed before it was submitted, none is complete before its last kernel has ended. By how much
+a run breaks that is added to its residual: nothing for the true run, most of a step for its
+neighbours (seen: 15 ms and more). A tie that is far off makes every join ambiguous; the two clocks
+must agree to well under half a step (seen: 0.14 ms or better).
 """
 
 from __future__ import annotations
@@ -60,7 +68,8 @@ class Join(Struct, frozen=True, forbid_unknown_fields=True):
     candidates: int
     """Runs of consecutive steps inside the profile interval whose counts fit."""
     residual_ns: int | None
-    """Mean absolute deviation of the best run's times; None for an exact join."""
+    """Mean absolute deviation of the best run's times, plus what it breaks of cause and effect
+    where the clocks are tied; None for an exact join."""
     clock: str | None
     """Which time the residual is of: ``submit`` or ``complete``."""
     margin: float | None
@@ -92,12 +101,14 @@ def join_window(
     start_mono_ns: int,
     end_mono_ns: int,
     margin_min: float,
+    clock_offset_ns: int | None = None,
 ) -> Join:
     """Join one rank's window to the Layer-1 stream.
 
     ``steps``: the stream's steps in order. ``start_mono_ns``, ``end_mono_ns``: the profile
     interval, from before the start call to after the stop call. ``margin_min``: protocol,
-    ``join_margin_min``.
+    ``join_margin_min``. ``clock_offset_ns``: wall clock minus CLOCK_MONOTONIC, from the sidecar
+    (``wall_time_ns - mono_time_ns``); None where the stream does not tie them.
     """
     executes = [step.execute for step in window.steps]
     whole = [execute for execute in executes if execute is not None]
@@ -109,7 +120,10 @@ def join_window(
     last = bisect_left(submits, end_mono_ns)
     if window.opprof_annotations:
         return _exact(whole, window.steps, steps, first, last)
-    return _by_order(whole, window.steps, steps[first:last], margin_min)
+    to_mono_ns = None
+    if clock_offset_ns is not None and window.base_wall_ns is not None:
+        to_mono_ns = window.base_wall_ns - clock_offset_ns
+    return _by_order(whole, window.steps, steps[first:last], margin_min, to_mono_ns)
 
 
 class _Submits(Sequence[int]):
@@ -179,13 +193,14 @@ def _by_order(
     trace_steps: Sequence[TraceStep],
     steps: Sequence[JoinStep],
     margin_min: float,
+    to_mono_ns: int | None,
 ) -> Join:
     count = len(executes)
     if len(steps) < count:
         text = f"{len(steps)} Layer-1 steps inside the profile interval, {count} are needed"
         return _invalid("join_no_candidate", text)
     runs = [
-        _run(position, steps[position : position + count], executes, trace_steps)
+        _run(position, steps[position : position + count], executes, trace_steps, to_mono_ns)
         for position in range(len(steps) - count + 1)
     ]
     runs.sort(key=lambda run: (run.residual_ns, run.position))
@@ -228,6 +243,7 @@ def _run(
     steps: Sequence[JoinStep],
     executes: Sequence[ExecuteAnnotation],
     trace_steps: Sequence[TraceStep],
+    to_mono_ns: int | None,
 ) -> _Run:
     pairs = list(zip(steps, executes, strict=True))
     residual, clock = _scatter([e.start_ns - s.submit_mono_ns for s, e in pairs]), "submit"
@@ -235,6 +251,9 @@ def _run(
     waits = [s.complete_mono_ns - e for s, e in zip(steps, ends, strict=True) if e is not None]
     if len(waits) == len(steps) and _scatter(waits) < residual:
         residual, clock = _scatter(waits), "complete"
+    if to_mono_ns is not None:
+        early = [s.submit_mono_ns - e.start_ns - to_mono_ns for s, e in pairs]
+        residual += max(0, *early, *(to_mono_ns - wait for wait in waits))
     return _Run(residual, clock, position, all(_fits(s, e.counts) for s, e in pairs))
 
 
