@@ -249,3 +249,20 @@ def test_tied_clocks_decide_even_steps(tmp_path: Path, read: Read) -> None:
     # A tie that is half a step off, or hours off, decides nothing.
     assert codes(tied(period // 2)) == ["join_ambiguous"]
     assert codes(tied(3600 * 10**9)) == ["join_ambiguous"]
+
+
+def test_submissions_decide_where_completions_are_more_even(tmp_path: Path, read: Read) -> None:
+    """Seen on an H200: a neighbour's completions were evener than the true run's submissions."""
+    trace, starts = irregular_window()
+    rng = random.Random(5)
+    window = read(trace.write(tmp_path / "t.json.gz"))
+    ends = [end for end in (found.last_kernel_end_ns for found in window.steps) if end]
+    shift = MONO_NS - starts[0]
+    steps = stream([at + rng.randrange(-90_000, 90_000) for at in starts])
+    # Each completion comes a step late: exactly even for the run that begins one step early.
+    for index, end in enumerate(ends):
+        late = 19 + index
+        steps[late] = msgspec.structs.replace(steps[late], complete_mono_ns=end + shift + 200_000)
+    result = join(window, steps)
+    assert result.steps == list(range(120, 128))
+    assert result.clock == "submit"
