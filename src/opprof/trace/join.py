@@ -19,10 +19,10 @@ both differences, that much better. On 23 real traces the submissions were right
 two ranks the workers start unevenly), never wrong.
 
 Where the stream ties CLOCK_MONOTONIC to the wall clock (``clock_offset_ns``), cause and effect
-decide too: no step is executed before it was submitted, none is complete before its last kernel has ended. By how much
-a run breaks that is added to its residual: nothing for the true run, most of a step for its
-neighbours (seen: 15 ms and more). A tie that is far off makes every join ambiguous; the two clocks
-must agree to well under half a step (seen: 0.14 ms or better).
+decide too: no step is executed before it was submitted, none is complete before its last kernel
+has ended. By how much a run breaks that is added to its residual: nothing for the true run, most of
+a step for its neighbours (seen: 15 ms and more). A tie that is far off makes every join ambiguous;
+the two clocks must agree to well under half a step (seen: 0.14 ms or better).
 """
 
 from __future__ import annotations
