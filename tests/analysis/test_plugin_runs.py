@@ -95,19 +95,29 @@ def test_the_join_without_annotations_equals_the_join_by_annotation(name: str) -
     assert all(ranks_agree(ranks) is None for ranks in joins.values())
 
 
-def test_the_clocks_decide_where_the_wrong_neighbour_is_the_more_even_one() -> None:
-    """Pure decode under the profiler: without the tie of the clocks a wrong join looks right."""
+def test_submissions_decide_where_the_wrong_neighbours_completions_are_more_even() -> None:
+    """Pure decode under the profiler: by completions the step before looked right (57 µs)."""
     name, number, wrong = LURED
     inputs = read_inputs(RUNS / name)
     window = windows_of(inputs, name)[number]
     assert window.join is not None
     untied = join_by_order(inputs, window, tied=False)
-    assert untied.steps == list(range(wrong, wrong + 8))
     tied = join_by_order(inputs, window, tied=True)
-    assert tied.steps == window.join.steps == list(range(wrong + 1, wrong + 9))
+    truth = list(range(wrong + 1, wrong + 9))
+    assert untied.steps == tied.steps == window.join.steps == truth
     assert untied.margin is not None
     assert tied.margin is not None
     assert tied.margin > 10 * untied.margin
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_join_by_order_alone_is_right_or_refused(name: str) -> None:
+    inputs = read_inputs(RUNS / name)
+    for window in windows_of(inputs, name):
+        assert window.join is not None
+        untied = join_by_order(inputs, window, tied=False)
+        assert untied.steps in (None, window.join.steps)
+        assert (untied.steps is None) == bool(untied.reasons)
 
 
 @pytest.mark.parametrize("name", ["P01-C00-saturation", "P01-C00-TP2-saturation"])
