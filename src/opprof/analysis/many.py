@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from opprof.analysis.results import RunAnalysis
+from opprof.errors import EnvironmentFailure
 from opprof.protocol import Protocol
 
 
@@ -31,6 +36,7 @@ def analyze_many(
 
     Raises:
         OpprofError: of the first run, in the given order, that cannot be analysed.
+        EnvironmentFailure: a worker process was killed from outside.
     """
     from opprof.analysis.run import analyze_run
 
@@ -43,12 +49,46 @@ def analyze_many(
         return results
     # A forkserver child holds none of this process's threads (progress display, callers' own).
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    _start_forkserver()
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
         futures = [pool.submit(analyze_run, run, protocol, mapping=mapping) for run in runs]
         for future in futures:
             future.add_done_callback(lambda _: advance())
         try:
             return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            reason = "a worker process was killed (memory?); try fewer with --jobs"
+            raise EnvironmentFailure(reason) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            # Workers write nothing, so that ending them in the middle loses only their work.
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
             raise
+
+
+def _start_forkserver() -> None:
+    """Start it with SIGINT blocked, which its children inherit: Ctrl-C is the parent's to answer.
+
+    Otherwise every worker of the terminal's foreground group prints a traceback of its own.
+    """
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the parent is gone. A killed parent tells nobody, and a pool's worker
+    would wait for its next task for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
