@@ -50,7 +50,11 @@ _PROFILER_KEYS = frozenset(
 @click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True)
 @click.option("--async-scheduling/--no-async-scheduling", default=True)
 @click.option("--num-gpu-blocks-override", type=click.IntRange(min=1), help="KV blocks.")
-@click.option("--profiler-config", help="JSON as vLLM's; without it there are no profile routes.")
+@click.option(
+    "--profiler-config",
+    help='JSON as vLLM\'s, for instance {"profiler": "torch", "torch_profiler_dir": "RUN/traces", '
+    '"warmup_iterations": 2, "active_iterations": 8}; without it there are no profile routes.',
+)
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(min=0),
