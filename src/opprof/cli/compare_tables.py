@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.table import Table
 from rich.text import Text
 
 from opprof.artifacts.comparison import Comparison, Inversion, WindowRanking
-from opprof.cli.tables import console, new_table, number, percent, protocol_line, short_family
+from opprof.cli.tables import (
+    console,
+    new_table,
+    number,
+    percent,
+    print_table,
+    protocol_line,
+    short_family,
+)
 from opprof.protocol import Protocol
 
 
@@ -20,16 +29,20 @@ def print_comparison(comparison: Comparison, protocol: Protocol | None) -> None:
             out.print(Text(f"{run.run.name}: SIMULATED, not a measurement", style="bold red"))
         if run.marks:
             out.print(f"{run.run.name}: marked {', '.join(run.marks)}", markup=False)
-    out.print(_windows(comparison))
-    out.print(_pairs(comparison))
-    _print_inversions(comparison)
+    print_table(out, _windows(comparison))
+    out.print("w: window; r: rank; families within the tie rule of the protocol share a place")
+    if comparison.pattern_pairs:
+        out.print(_pairs(comparison))
+        _print_inversions(comparison)
+    else:
+        out.print("No two patterns to compare at one config, load point and role")
     for sentence in comparison.disagreements:
         out.print(sentence, markup=False)
     for unpaired in comparison.unpaired:
         out.print(f"{unpaired.run}: {unpaired.reason}", markup=False)
 
 
-def _windows(comparison: Comparison) -> object:
+def _windows(comparison: Comparison) -> Table:
     families = list(comparison.windows[0].families) if comparison.windows else []
     table = new_table(
         f"Share in % and (place) by window, mapping {comparison.mapping_version}",
@@ -50,7 +63,7 @@ def _window_row(window: WindowRanking, families: Sequence[str]) -> list[str]:
     return [window.run, str(window.window), str(window.rank), *cells]
 
 
-def _pairs(comparison: Comparison) -> object:
+def _pairs(comparison: Comparison) -> Table:
     table = new_table(
         "Pattern pairs",
         ["config", "load", "p", "q", "evaluable"],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 from opprof.analysis.results import RunAnalysis
@@ -15,6 +16,12 @@ from opprof.artifacts.kernels import FAMILIES, OPAQUE, Window
 from opprof.protocol import Protocol
 
 _PIPE_COLUMNS = 140
+_UNBOUNDED = 10_000
+_LEGEND = (
+    "hit: prompt tokens from the prefix cache; pad: padding in CUDA-graph replays; miss: steps "
+    "without a graph; FULL, PIECE(WISE), NONE: graph modes of the steps. w: window; r: rank; ok: "
+    "trace accepted; rep: representativeness gate; ms: kernel time. More words: docs/glossary.md"
+)
 _OUTCOME_STYLE = {"pass": "green", "fail": "bold red", "not_evaluable": "yellow"}
 
 
@@ -55,8 +62,9 @@ def print_analysis(
         for flag in result.sanity.red_flags:
             out.print(Text(f"{result.run.name}: RED FLAG {flag}", style="bold red"))
     out.print(_gates_table(results))
-    out.print(_runs_table(results))
-    out.print(_shares_table(results))
+    print_table(out, _runs_table(results))
+    print_table(out, _shares_table(results))
+    out.print(_LEGEND)
     for result in results:
         for note in result.kernels.mapping_notes:
             out.print(f"{result.run.name}: {note}", markup=False)
@@ -72,6 +80,36 @@ def new_table(title: str, first: Sequence[str], numeric: Sequence[str]) -> Table
     for name in numeric:
         table.add_column(name, justify="right")
     return table
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table whole: cut by columns where the terminal is too narrow, never in a cell."""
+    everything = out.options.update(width=_UNBOUNDED, max_width=_UNBOUNDED)
+    if not out.is_terminal:
+        needed = Measurement.get(out, everything, table).maximum
+        Console(file=out.file, highlight=False, width=max(out.width, needed)).print(table)
+        return
+    columns = [(column, list(column.cells)) for column in table.columns]
+    keys = [pair for pair in columns if pair[0].justify != "right"]
+    rest = [pair for pair in columns if pair[0].justify == "right"]
+    title, shown = str(table.title), 0
+    while shown == 0 or shown < len(rest):
+        count = len(rest) - shown
+        part = _part(title, [*keys, *rest[shown:]])
+        while count > 1 and Measurement.get(out, everything, part).maximum > out.width:
+            count -= 1
+            part = _part(title, [*keys, *rest[shown : shown + count]])
+        out.print(part)
+        title, shown = "continued", shown + max(count, 1)
+
+
+def _part(title: str, columns: Sequence[tuple[Column, list[RenderableType]]]) -> Table:
+    part = new_table(title, [], [])
+    for column, _ in columns:
+        part.add_column(column.header, justify=column.justify)
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        part.add_row(*row)
+    return part
 
 
 def _gates_table(results: Sequence[RunAnalysis]) -> Table:
