@@ -409,7 +409,9 @@ def test_representativeness_shows_its_rate_under_no_change(protocol: ProtocolFil
     rate = NullRate(2000, 1, 8, 0.875, 0.97, {})
     gates = gates_profile.representativeness(Representativeness(windows, rate), rule)
     assert outcomes(gates) == ["pass", "fail", "not_evaluable"]
-    assert gates[1].reason == ("text (under no change 88% of windows and 97% of load points fail)")
+    assert gates[1].reason == (
+        "text (drawn from unprofiled steps, 88% of windows and 97% of load points fail)"
+    )
     assert gates[1].numbers["null_load_point_failure_rate"] == 0.97
     assert invalidates(gates[1]) == "breakdown"
     assert outcomes(gates_profile.representativeness(None, rule)) == ["not_evaluable"]

@@ -170,8 +170,8 @@ def representativeness(
         reason = window.reason
         if rate is not None and window.outcome != "not_evaluable":
             reason += (
-                f" (under no change {rate.any_feature_failure_rate:.0%} of windows and "
-                f"{rate.load_point_failure_rate:.0%} of load points fail)"
+                f" (drawn from unprofiled steps, {rate.any_feature_failure_rate:.0%} of windows "
+                f"and {rate.load_point_failure_rate:.0%} of load points fail)"
             )
         scope = f"window{window.window}"
         if window.outcome == "not_evaluable":

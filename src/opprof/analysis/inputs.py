@@ -70,7 +70,9 @@ def read_inputs(root: Path) -> RunInputs:
         raise InputError(reason, path=root)
     timeline_path = root / "client" / "timeline.json"
     if not timeline_path.is_file():
-        raise InputError("no run directory: client/timeline.json is missing", path=root)
+        held = sum(1 for _ in root.glob("*/client/timeline.json"))
+        hint = f"; it holds {held} run(s): name them, as in {root}/*" if held else ""
+        raise InputError(f"no run directory: client/timeline.json is missing{hint}", path=root)
     requests = root / "client" / "requests.jsonl"
     return RunInputs(
         root=root,

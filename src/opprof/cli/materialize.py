@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opprof._version import __version__
-from opprof.cli.options import protocol_option
+from opprof.cli.options import required_protocol_option
 from opprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _arrival_option = click.option("--arrival", required=True, help="steady or burst
 @click.option("--num-requests", type=int, required=True, help="Lines of the manifest.")
 @click.option("--workload-seed", "seed", type=int, required=True, help="Seed of default_rng.")
 @_tokenizer_option
-@protocol_option
+@required_protocol_option
 @_out_option
 def materialize(
     out: Path, tokenizer: Path | None, protocol_source: str | None, **flags: Any
@@ -96,7 +96,7 @@ def materialize(
 @click.option("--expect-sha256", metavar="HEX", help="Refuse a source with another hash.")
 @click.option("--expect-rows", type=int, metavar="N", help="Refuse a source with other rows.")
 @_tokenizer_option
-@protocol_option
+@required_protocol_option
 @_out_option
 def materialize_private(
     tokenizer: Path | None,

@@ -12,6 +12,17 @@ import msgspec
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def required_protocol_option(function: F) -> F:
+    """Add ``--protocol`` to a command that refuses to work without one."""
+    return click.option(
+        "--protocol",
+        "protocol_source",
+        metavar="FILE|phase3",
+        default=None,
+        help="Protocol to bind (default: $OPPROF_PROTOCOL, else the packaged phase3).",
+    )(function)
+
+
 def protocol_option(function: F) -> F:
     """Add ``--protocol``: a file, ``phase3`` (packaged, the default) or ``none``."""
     return click.option(

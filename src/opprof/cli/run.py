@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from opprof.cli.options import protocol_option
+from opprof.cli.options import required_protocol_option
 
 
 @click.command("run")
@@ -80,7 +80,7 @@ from opprof.cli.options import protocol_option
     help="Extra header, repeatable; also $OPPROF_HEADERS. Never logged.",
 )
 @click.option("--no-progress", is_flag=True, help="No live line on a terminal.")
-@protocol_option
+@required_protocol_option
 def run(protocol_source: str | None, **flags: Any) -> None:
     """Run one load point against a server and write RUN/client.
 

@@ -73,7 +73,8 @@ def check_schedule(engine: EngineProfiler, warmup: int, active: int) -> None:
         has = ", ".join(f"{name} {count}" for name, count in sorted(schedule.items()))
         raise EnvironmentFailure(
             f"the server's profiler runs {has}; the run needs wait 0, warmup {warmup}, "
-            f"active {active} (--profiler-config)"
+            f"active {active}: start the server with --profiler-config '{{..., "
+            f'"warmup_iterations": {warmup}, "active_iterations": {active}}}\''
         )
 
 

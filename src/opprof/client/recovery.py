@@ -55,13 +55,17 @@ def recovery_gate(
         return _gate(index, "not_evaluable", "segment C has no completions", numbers)
     faults = []
     if abs(rate - clean_rate) > gates.recovery_tolerance * clean_rate:
-        faults.append(f"completion rate {rate:.3g}/s against {clean_rate:.3g}/s")
+        faults.append(
+            f"completion rate {rate:.3g}/s against {clean_rate:.3g}/s, the median of segment C"
+        )
     if waiting is not None and clean_waiting is not None:
         allowed = gates.recovery_tolerance * clean_waiting
         if clean_waiting == 0:
             allowed = gates.recovery_zero_median_waiting_max
         if abs(waiting - clean_waiting) > allowed:
-            faults.append(f"waiting depth {waiting:g} against {clean_waiting:g}")
+            faults.append(
+                f"waiting depth {waiting:g} against {clean_waiting:g}, the median of segment C"
+            )
     if faults:
         return _gate(index, "fail", "; ".join(faults), numbers)
     if waiting is None or clean_waiting is None:
