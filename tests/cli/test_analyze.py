@@ -225,3 +225,22 @@ def test_a_message_is_one_line_whatever_a_file_is_called(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "a\\nb\\x1b[31m \\udcff ü: no run directory" in done.stderr
+
+
+@pytest.mark.parametrize("source", ["window1-rank0", "other run"])
+def test_a_trace_in_another_windows_place_is_found(source: str, run: Path, tmp_path: Path) -> None:
+    """Counts and distances of pure decode fit many traces; the wall clock fits one interval."""
+    first, second = (run / f"traces/window{w}-rank0.pt.trace.json.gz" for w in (0, 1))
+    foreign = RUNS / "P08-C00-saturation" / "traces" / first.name
+    data = first.read_bytes(), (second if source == "window1-rank0" else foreign).read_bytes()
+    first.chmod(0o644)
+    second.chmod(0o644)
+    first.write_bytes(data[1])
+    if source == "window1-rank0":
+        second.write_bytes(data[0])
+    done = opprof("analyze", run, "--out", tmp_path / "out")
+    assert done.returncode == 1
+    windows = read(tmp_path / "out" / run.name, "kernels")["windows"]
+    assert [w["accepted"] for w in windows] == [False, False]
+    for window in windows:
+        assert any(r.startswith("trace_clock_disagrees: ") for r in window["reasons"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from opprof.analysis import sanity
+from opprof.analysis.clock import clocks_agree
 from opprof.analysis.gates import NO_PROTOCOL
 from opprof.analysis.inputs import RunInputs, read_inputs
 from opprof.analysis.kernels import judge_representativeness, kernels_artefact, profile_gates
@@ -38,6 +39,7 @@ from opprof.artifacts.sanity import Sanity
 from opprof.artifacts.waste import Waste
 from opprof.mapping import BUILTIN_VERSIONS, MappingTable, load_table
 from opprof.protocol import Protocol
+from opprof.telemetry.timeline import intervals_of
 
 _COHORTS = (32, 64, 128)
 """Contract, section 5: the names R32, R64 and R128 stand in every ``waste.json``."""
@@ -62,6 +64,8 @@ def analyze_run(
     side = read_layer1(inputs, protocol)
     ranks = side.stream.header.config.tensor_parallel_size
     read = read_windows(inputs, side.columns, ranks, protocol)
+    profiles = {item.index: item for item in intervals_of(inputs.timeline, "profile")}
+    read = clocks_agree(read, profiles)
     tables = build_windows(read, side.columns, deciding, others, protocol)
     judged = judge_representativeness(inputs, side, read, protocol)
     gates = profile_gates(inputs, tables.windows, judged, ranks, protocol)
