@@ -244,3 +244,15 @@ def test_a_trace_in_another_windows_place_is_found(source: str, run: Path, tmp_p
     assert [w["accepted"] for w in windows] == [False, False]
     for window in windows:
         assert any(r.startswith("trace_clock_disagrees: ") for r in window["reasons"])
+
+
+def test_a_table_may_not_take_the_name_of_another(run: Path, tmp_path: Path) -> None:
+    """Else its figures would stand in the artefacts as those of the registered table."""
+    builtin = ROOT / "src" / "opprof" / "mapping" / "tables" / "v2.toml"
+    table = tmp_path / "mine.toml"
+    table.write_text(builtin.read_text().replace('version = "v2"', 'version = "v1"'))
+    done = opprof("analyze", run, "--out", tmp_path / "out", "--mapping", table)
+    assert done.returncode == 2
+    assert "mine.toml: calls itself 'v1', which is another table" in done.stderr
+    table.write_text(builtin.read_text())
+    assert opprof("analyze", run, "--out", tmp_path / "out", "--mapping", table).returncode == 1

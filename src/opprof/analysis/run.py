@@ -37,6 +37,7 @@ from opprof.artifacts.composition import Layer1Summary
 from opprof.artifacts.kernels import Kernels
 from opprof.artifacts.sanity import Sanity
 from opprof.artifacts.waste import Waste
+from opprof.errors import InputError
 from opprof.mapping import BUILTIN_VERSIONS, MappingTable, load_table
 from opprof.protocol import Protocol
 from opprof.telemetry.timeline import intervals_of
@@ -89,7 +90,7 @@ def load_tables(
     """Return the deciding table and every other table that is shown beside it.
 
     Raises:
-        InputError: a table cannot be read.
+        InputError: a table cannot be read, or has the version of another one.
     """
     names = list(BUILTIN_VERSIONS)
     if protocol is not None:
@@ -97,6 +98,12 @@ def load_tables(
         names = [rule.pinned, *rule.alternatives, *names]
     tables = [load_table(name) for name in dict.fromkeys(names)]
     chosen = load_table(mapping) if mapping is not None else tables[0]
+    for table in tables:
+        if table.version == chosen.version and table.sha256 != chosen.sha256:
+            reason = (
+                f"calls itself {chosen.version!r}, which is another table; give it its own name"
+            )
+            raise InputError(reason, path=mapping)
     return chosen, [table for table in tables if table.version != chosen.version]
 
 
