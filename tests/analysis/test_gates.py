@@ -19,9 +19,9 @@ from opprof.artifacts.layer1 import Header
 from opprof.artifacts.run import Interval, ManifestSummary, Result, Timeline
 from opprof.protocol.load import load_protocol
 from opprof.protocol.model import Pattern, ProtocolFile
-from opprof.telemetry.recovery import RecoveryCheck
+from opprof.rules.recovery import Recovery
+from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.requests import RequestColumns, read_requests
-from opprof.telemetry.stabilization import Stabilization
 from request_samples import record, write_requests
 
 S = 1_000_000_000
@@ -161,8 +161,8 @@ def test_warm_up(protocol: ProtocolFile) -> None:
     scaled = timeline([Interval("warmup", 0, 0, 6 * S)], time_scale=0.1)
     assert gates_client.warmup_recorded(scaled, plan).outcome == "pass"
     synthetic, real = pattern_of(protocol, "P01"), pattern_of(protocol, "P10")
-    stable = Stabilization((45.0,) * 3, 5.0, (20,) * 3, (1.0,) * 3, 1.0, 0.0, 0.0, True, "fine")
-    drifting = Stabilization((45.0,) * 3, 5.0, (20,) * 3, (1.0,) * 3, 1.0, 0.1, 0.5, False, "far")
+    stable = Stabilization((20,) * 3, (1.0,) * 3, 1.0, 0.0, 0.0, True, "fine")
+    drifting = Stabilization((20,) * 3, (1.0,) * 3, 1.0, 0.1, 0.5, False, "far")
     cases = [
         (32, synthetic, None, "pass"),
         (31, synthetic, stable, "fail"),
@@ -254,8 +254,7 @@ def test_client_lag_recovery_and_drain(protocol: ProtocolFile) -> None:
     assert gates_client.client_lag(timeline(), None, gates).outcome == "not_evaluable"
     interval = Interval("recovery", 1, 0, 1)
     checks = [
-        (interval, RecoveryCheck(10.0, 1.0, 1.0, 0.0, 0.0, passed, "text"))
-        for passed in (True, False, None)
+        (interval, Recovery(passed, "text", 1.0, 1.0, 0.0, 0.0)) for passed in (True, False, None)
     ]
     found = gates_client.recovery(checks, gates)
     assert outcomes(found) == ["pass", "fail", "not_evaluable"]

@@ -105,11 +105,37 @@ def test_generated_text_cannot_pass_for_an_event_or_an_end(text: str) -> None:
         ([token(finish="length"), usage(1, 1)], "no_done"),
         ([token(), event({"error": {"message": "x"}}), DONE], "stream_error"),
         ([b"data: {broken\n\n", DONE], "bad_event"),
+        ([usage(-1, 4), DONE], "bad_event"),
+        ([usage(10**30, 4), DONE], "bad_event"),
+        ([b'data: {"choices":[{"finish_reason":"\xff"}]}\n\n', DONE], "bad_event"),
+        ([b'data: {"error":' + b'{"a":' * 3000 + b"1" + b"}" * 3001 + b"\n\n", DONE], "bad_event"),
     ],
 )
 def test_incomplete_streams_have_a_reason_code(body: list[bytes], error: str) -> None:
     reader, _ = read(HEAD + chunks(*body), [])
     assert reader.stream_end().error == error
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("field", [b"data:", b"data: "])
+def test_every_spelling_of_an_event_stream(field: bytes, line_end: bytes) -> None:
+    events = [
+        b": ping\n\n",
+        token(),
+        b"event: x\nid: 1\n" + token(finish="length"),
+        usage(7, 2),
+        DONE,
+    ]
+    body = [e.replace(b"data: ", field).replace(b"\n", line_end) for e in events]
+    reader, done = read(HEAD + chunks(*body), [])
+    assert done[-1]
+    end = reader.stream_end()
+    assert (end.prompt_tokens, end.output_tokens, end.finish_reason, end.error) == (
+        7,
+        2,
+        "length",
+        None,
+    )
 
 
 def test_the_tail_is_bounded() -> None:
@@ -168,6 +194,11 @@ def test_connection_close_is_honoured() -> None:
         HEAD + b"a" * 100,
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
         b"x" * 70_000,
+        b"SSH-2.0-OpenSSH_9 waits for an answer\r\n",
+        b"\x15\x03\x01\x00\x02",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 2\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
     ],
 )
 def test_bytes_that_are_no_response_are_refused_without_quoting_them(data: bytes) -> None:

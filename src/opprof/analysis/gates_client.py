@@ -9,10 +9,10 @@ from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.composition import EndToEnd
 from opprof.artifacts.run import Interval, ManifestSummary, Result, Timeline
 from opprof.protocol.model import Gates, Load, Pattern, TimelinePlan
-from opprof.telemetry.recovery import RecoveryCheck
+from opprof.rules.recovery import Recovery
+from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.requests import ABSENT, RequestColumns
 from opprof.telemetry.series import NS_PER_S
-from opprof.telemetry.stabilization import Stabilization
 from opprof.telemetry.timeline import intervals_of, union_pieces
 
 
@@ -246,7 +246,7 @@ def client_lag(timeline: Timeline, sustained_ns: int | None, gates: Gates | None
     return verdict(name, sustained_ns <= limit * NS_PER_S, reason, numbers)
 
 
-def recovery(checks: Sequence[tuple[Interval, RecoveryCheck]], gates: Gates | None) -> list[Gate]:
+def recovery(checks: Sequence[tuple[Interval, Recovery]], gates: Gates | None) -> list[Gate]:
     """One gate per recovery interval."""
     if gates is None:
         return [skipped("recovery", NO_PROTOCOL)]
@@ -255,7 +255,10 @@ def recovery(checks: Sequence[tuple[Interval, RecoveryCheck]], gates: Gates | No
     found = []
     for interval, check in checks:
         scope = f"recovery{interval.index}"
-        numbers = check.numbers() | {"tolerance": gates.recovery_tolerance}
+        numbers = check.numbers() | {
+            "rolling_s": gates.recovery_rolling_s,
+            "tolerance": gates.recovery_tolerance,
+        }
         if check.passed is None:
             found.append(skipped("recovery", check.reason, numbers, scope=scope))
         else:

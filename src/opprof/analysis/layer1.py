@@ -20,14 +20,16 @@ from opprof.artifacts.composition import (
 )
 from opprof.artifacts.run import Interval, IntervalKind
 from opprof.protocol import Protocol
+from opprof.rules.recovery import Recovery
+from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.accounting import account
 from opprof.telemetry.composition import compose
 from opprof.telemetry.graph import graph_faults, graph_observations
 from opprof.telemetry.membership import Members, leaked_rows, members, union_members
-from opprof.telemetry.recovery import RecoveryCheck, recovery_check
+from opprof.telemetry.recovery import recovery_check
 from opprof.telemetry.requests import RequestColumns, read_requests
 from opprof.telemetry.series import NS_PER_S
-from opprof.telemetry.stabilization import Stabilization, stabilization
+from opprof.telemetry.stabilization import stabilization
 from opprof.telemetry.stream import Stream, read_sidecar, read_stream
 from opprof.telemetry.timeline import intervals_of, union_pieces
 
@@ -256,7 +258,7 @@ def _sustained_lag(inputs: RunInputs, side: Layer1Side, protocol: Protocol | Non
 
 def _recovery_checks(
     inputs: RunInputs, side: Layer1Side, protocol: Protocol | None
-) -> list[tuple[Interval, RecoveryCheck]]:
+) -> list[tuple[Interval, Recovery]]:
     clean = intervals_of(inputs.timeline, "clean")
     if protocol is None or side.requests is None or not clean:
         return []

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
+from types import FrameType
 
 import click
 
@@ -72,6 +75,9 @@ def root() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every known failure is one message and an exit code, no traceback."""
+    if threading.current_thread() is threading.main_thread():
+        # A termination unwinds as Ctrl-C does: temporary files are removed and the code is 130.
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         code = root.main(args=arguments, prog_name="opprof", standalone_mode=False)
     except click.ClickException as error:
@@ -93,6 +99,10 @@ def main(arguments: list[str] | None = None) -> None:
 def one_line(text: str) -> str:
     """Escape what would break the line or drive the terminal: a file may be called anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _leave(code: int) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from opprof.client.plan import Load
 from opprof.client.ports import Clock, Outcome, Prepared, RequestSource, RequestSpec, Transport
 from opprof.client.schedule import Schedule
+from opprof.errors import OpprofError
 
 _READY_AHEAD_NS = 100_000_000
 """Connections for the next group are asked for this long before it is due."""
@@ -54,7 +56,7 @@ class Admission:
         self._prepared: deque[Prepared] = deque()
         self._next_prepare = 0
         self._refill_pending = False
-        self._lookahead = max(32, 2 * load.burst)
+        self._lookahead = max(32, 2 * min(load.burst, load.max_concurrency))
         self._waiting: deque[int] = deque()
         self._exhausted = False
         self.scheduled = 0
@@ -66,13 +68,16 @@ class Admission:
         self.on_unsent: Callable[[Flight], None] = _ignore_flight
         """A request that was scheduled and never admitted."""
         self.on_exhausted: Callable[[], None] = _nothing
+        self.on_broken: Callable[[str], None] = _ignore_reason
+        """The manifest can be read no further."""
         self.on_idle: Callable[[], None] = _nothing
         """Admission has stopped and nothing is outstanding."""
 
     def warm(self) -> None:
         """Prepare the first requests and connections before the clock starts."""
         closed = self._load.rate_rps is None
-        first = self._load.max_concurrency if closed else self._load.burst + _SPARE_CONNECTIONS
+        together = min(self._load.burst, self._load.max_concurrency) + _SPARE_CONNECTIONS
+        first = self._load.max_concurrency if closed else together
         self._fill(max(self._lookahead, first))
         self._transport.ready(first)
 
@@ -183,7 +188,7 @@ class Admission:
 
     def _take(self) -> Prepared | None:
         if not self._prepared:
-            self._fill(1)
+            self._try_fill(1)
             if not self._prepared:
                 return None
         if 2 * len(self._prepared) < self._lookahead and not self._refill_pending:
@@ -193,7 +198,16 @@ class Admission:
 
     def _refill(self) -> None:
         self._refill_pending = False
-        self._fill(self._lookahead)
+        self._try_fill(self._lookahead)
+
+    def _try_fill(self, depth: int) -> None:
+        """Prepare requests in the middle of a run, where nobody could catch an error."""
+        try:
+            self._fill(depth)
+        except OpprofError as error:
+            self._next_prepare = len(self._source)
+            self._exhausted = True
+            self._clock.call_soon(partial(self.on_broken, str(error)))
 
     def _fill(self, depth: int) -> None:
         while len(self._prepared) < depth and self._next_prepare < len(self._source):
@@ -206,6 +220,10 @@ def _ignore(_flight: Flight, _outcome: Outcome) -> None:
 
 
 def _ignore_flight(_flight: Flight) -> None:
+    """Default hook: nobody listens."""
+
+
+def _ignore_reason(_reason: str) -> None:
     """Default hook: nobody listens."""
 
 

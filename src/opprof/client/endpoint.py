@@ -63,17 +63,19 @@ def parse_endpoint(
     Raises:
         InputError: the URL or a header cannot be used (a header's value is never quoted).
     """
-    parts = urlsplit(base_url)
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError as error:
+        raise InputError("--base-url: host or port cannot be read (0 < port < 65536)") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError("--base-url must look like http://HOST:PORT")
     if parts.username or parts.password:
         raise InputError(f"--base-url must not hold a secret; give it in ${KEY_VARIABLES[0]}")
     if parts.query or parts.fragment:
         raise InputError("--base-url must not have a query or fragment")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise InputError("--base-url: the port is no number from 0 to 65535") from error
+    if port == 0 or not _usable(parts.hostname, parts.path):
+        raise InputError("--base-url: host, port or path cannot be used in a request")
     tls = parts.scheme == "https"
     lines = [line for line in environment.get(HEADERS_VARIABLE, "").splitlines() if line.strip()]
     chosen = [_header(text, "$" + HEADERS_VARIABLE) for text in lines]
@@ -88,6 +90,17 @@ def parse_endpoint(
         prefix=parts.path.rstrip("/").removesuffix("/v1"),
         headers=tuple(chosen),
     )
+
+
+def _usable(host: str, path: str) -> bool:
+    """Tell whether host and path can stand in a request line and in a look-up as they are."""
+    if not all(32 < ord(letter) < 127 for letter in host + path):
+        return False
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _header(text: str, source: str) -> tuple[str, str]:

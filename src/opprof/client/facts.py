@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opprof.artifacts.engine import ProfilerEvent
 from opprof.artifacts.run import Interval, RequestRecord
@@ -51,6 +51,8 @@ class RunFacts:
     window_source: str | None
     profiler_events: list[ProfilerEvent]
     """What the engine's recorder wrote of the profiler; empty where it writes nothing."""
+    faults: list[str] = field(default_factory=list)
+    """What could not be read or collected after the load; the run is measured and not accepted."""
 
     @property
     def clean(self) -> tuple[int, int] | None:

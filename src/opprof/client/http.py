@@ -25,6 +25,8 @@ STALE_WITHIN_NS = 1_000_000_000
 taken and then cut lies longer. Only the former is sent again, once, and counted."""
 
 CONNECT_TIMEOUT_S = 10.0
+_ANSWER_MAX_BYTES = 64 << 20
+"""Longest answer to a call that is kept whole (an OpenAPI document has a few hundred KB)."""
 
 Done = Callable[[Outcome], None]
 
@@ -120,6 +122,9 @@ class Connection(asyncio.Protocol):
             end = reader.stream_end()
             outcome.prompt_tokens, outcome.output_tokens = end.prompt_tokens, end.output_tokens
             outcome.finish_reason, outcome.error = end.finish_reason, end.error
+            if end.error is None and outcome.first_token_ns is None:
+                # All of it came in one read, cut so finely that no event stood out.
+                outcome.first_token_ns = now_ns
         self._reader = self._request = self._done = None
         if reader.reusable:
             self.idle_since_ns = now_ns
@@ -287,9 +292,13 @@ async def fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]
         length = b"Content-Length: 0\r\n" if method == "POST" else b""
         writer.write(endpoint.head(method, path) + length + b"Connection: close\r\n\r\n")
         reader = ResponseReader(keep_all=True)
+        read = 0
         while data := await stream.read(65_536):
+            read += len(data)
             if reader.feed(data):
                 break
+            if read > _ANSWER_MAX_BYTES:
+                raise BadResponse("the answer is too long")
         else:
             if not reader.eof():
                 raise ConnectionResetError("cut answer")

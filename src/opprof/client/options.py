@@ -16,6 +16,9 @@ from opprof.protocol import Protocol
 
 _EXTRA_CALLS = 1
 """The profiler writes its trace in the call after its last active step."""
+_SECONDS_MAX = 1e7
+_COUNT_MAX = 65_536
+"""Beyond these a value is a slip of the keyboard: over 100 days, over what any server takes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def check_options(options: RunOptions) -> None:
     for flag, (value, allowed) in finite.items():
         if not math.isfinite(value) or value < 0 or (value == 0 and allowed is None):
             raise InputError(f"{flag} {value:g} must be a positive number")
+        if value > _SECONDS_MAX:
+            raise InputError(f"{flag} {value:g} is over {_SECONDS_MAX:g}")
     counts = {
         "--max-concurrency": (options.max_concurrency, 1),
         "--num-clean-segments": (options.num_clean_segments, 0 if _burnin(options) else 1),
@@ -77,6 +82,8 @@ def check_options(options: RunOptions) -> None:
     for flag, (count, least) in counts.items():
         if count < least:
             raise InputError(f"{flag} {count} must be at least {least}")
+        if count > _COUNT_MAX:
+            raise InputError(f"{flag} {count} is over {_COUNT_MAX}")
     if options.temperature != 0:
         raise InputError("--temperature must be 0: output work is exact only for greedy decoding")
     if options.num_profile_windows and not options.profile_after_clean:
@@ -129,7 +136,11 @@ def build_plan(
     rate: DerivedRate | None,
     protocol: Protocol,
 ) -> RunPlan:
-    """Return the plan; the declared time scale stretches every duration alike."""
+    """Return the plan; the declared time scale stretches every duration alike.
+
+    Raises:
+        InputError: a clean segment would have no length, or a burst does not fit under the cap.
+    """
     gates = protocol.file.gates
     row = protocol.pattern(pattern)
     budget_s = options.drain_timeout_seconds if row is None else row.drain_budget_s
@@ -137,6 +148,14 @@ def build_plan(
     def scaled(seconds: float) -> int:
         return round(seconds_to_ns(seconds) * options.time_scale)
 
+    if scaled(options.clean_segment_seconds) < 1:
+        raise InputError("a clean segment would last less than a nanosecond")
+    burst = burst_size(arrival)
+    if rate is not None and burst > options.max_concurrency:
+        raise InputError(
+            f"bursts of {burst} cannot leave together under --max-concurrency "
+            f"{options.max_concurrency}"
+        )
     return RunPlan(
         pattern=pattern,
         config=options.config,
@@ -145,7 +164,7 @@ def build_plan(
         load=Load(
             max_concurrency=options.max_concurrency,
             rate_rps=None if rate is None else rate.rate_rps,
-            burst=burst_size(arrival),
+            burst=burst,
         ),
         warmup_ns=scaled(options.warmup_seconds),
         segment_ns=scaled(options.clean_segment_seconds),

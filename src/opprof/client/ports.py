@@ -126,7 +126,7 @@ class WindowWatch(Protocol):
     """``layer1``, ``profiler_events`` or ``fixed`` (timeline: ``profile_window_source``)."""
 
     def begin(self, started_ns: int) -> None:
-        """The start call has returned at ``started_ns``."""
+        """The start call has returned at ``started_ns``; an OpprofError ends the run."""
 
     def poll(self, now_ns: int) -> WindowState:
-        """Look again."""
+        """Look again; an OpprofError ends the run."""

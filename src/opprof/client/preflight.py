@@ -8,6 +8,8 @@ has told enough. Where neither speaks, the first call decides and its failure en
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from opprof.client.endpoint import KEY_VARIABLES, Endpoint
@@ -17,6 +19,8 @@ from opprof.errors import EnvironmentFailure
 
 _COMPLETIONS = "/v1/completions"
 PROFILE_PATHS = ("/start_profile", "/stop_profile")
+_ANSWER_WITHIN_S = 30.0
+"""A server that leaves a look unanswered for so long cannot take a run."""
 
 
 class _Model(msgspec.Struct):
@@ -45,6 +49,8 @@ async def check_server(endpoint: Endpoint, model: str, *, profile: bool) -> None
         )
     if status == 200:
         _check_model(endpoint, body, model)
+    elif 300 <= status < 400:
+        raise EnvironmentFailure(f"{endpoint.url} answers {status}: give the address it leads to")
     elif status >= 500:
         raise EnvironmentFailure(f"{endpoint.url} answers {status}: it is not ready")
     if profile:
@@ -54,7 +60,7 @@ async def check_server(endpoint: Endpoint, model: str, *, profile: bool) -> None
 def _check_model(endpoint: Endpoint, body: bytes, model: str) -> None:
     try:
         served = [each.id for each in msgspec.json.decode(body, type=_Models).data]
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return
     if model not in served:
         raise EnvironmentFailure(f"{endpoint.url} serves {', '.join(served)}, not {model}")
@@ -74,7 +80,7 @@ async def _is_missing(endpoint: Endpoint, path: str) -> bool:
     if status == 200:
         try:
             paths = msgspec.json.decode(body, type=_OpenApi).paths
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             paths = {}
         if _COMPLETIONS in paths:
             return path not in paths
@@ -87,7 +93,12 @@ async def _is_missing(endpoint: Endpoint, path: str) -> bool:
 
 async def _fetch(endpoint: Endpoint, method: str, path: str) -> tuple[int, bytes]:
     try:
-        return await fetch(endpoint, method, path)
+        async with asyncio.timeout(_ANSWER_WITHIN_S):
+            return await fetch(endpoint, method, path)
+    except TimeoutError as error:
+        raise EnvironmentFailure(
+            f"{endpoint.url}{path} gave no answer within {_ANSWER_WITHIN_S:g} s"
+        ) from error
     except (OSError, BadResponse) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise EnvironmentFailure(f"no HTTP server at {endpoint.url}: {reason}") from error

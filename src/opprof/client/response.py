@@ -9,9 +9,11 @@ never guessed from its bytes. Generated text is never decoded, kept beyond the t
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 _HEAD_MAX = 65_536
 _SIZE_LINE_MAX = 64
@@ -19,6 +21,8 @@ _TAIL_MIN = 4_096
 """At least this much of a stream's end is kept: usage, ``[DONE]`` and the last token events."""
 _EVENTS_MAX = 8
 """Events looked at from the end, for ``usage`` and ``finish_reason``."""
+_VERSION = b"http/1."
+_STATUS_LINE = re.compile(rb"http/1\.[0-9] ([1-5][0-9]{2})(?![^ \r])")
 
 _HEAD, _CHUNKED, _LENGTH, _UNTIL_CLOSE, _TRAILER, _DONE = range(6)
 
@@ -27,9 +31,13 @@ class BadResponse(Exception):
     """The bytes are no HTTP/1.1 response; the message holds none of them."""
 
 
+_Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+"""A server's count: what no JSON reader can hold exactly is no count."""
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Count
+    completion_tokens: _Count
 
 
 class _Choice(msgspec.Struct):
@@ -136,6 +144,9 @@ class ResponseReader:
 
     def _feed_head(self, data: bytes) -> bool:
         data = self._carry + data
+        if not _VERSION.startswith(data[: len(_VERSION)].lower()):
+            # Said at once: a peer that speaks something else may never send an empty line.
+            raise BadResponse("no HTTP/1.x status line")
         end = data.find(b"\r\n\r\n")
         if end < 0:
             if len(data) > _HEAD_MAX:
@@ -143,11 +154,12 @@ class ResponseReader:
             self._carry = data
             return False
         head = data[:end].lower()
-        if not head.startswith(b"http/1.") or not head[9:12].isdigit():
+        line = _STATUS_LINE.match(head)
+        if line is None:
             raise BadResponse("no HTTP/1.x status line")
         self._carry = b""
         rest = data[end + 4 :]
-        status = int(head[9:12])
+        status = int(line.group(1))
         if 100 <= status < 200:
             return self._feed_head(rest) if rest else False
         self.status = status
@@ -292,19 +304,20 @@ def _read_end(tail: bytes) -> StreamEnd:
     # Only a line's start counts: a newline cannot stand in a JSON string, so no generated text can
     # look like an event.
     tail = b"\n" + tail
-    end = tail.rfind(b"\ndata: [DONE]")
+    end = max(tail.rfind(b"\ndata: [DONE]"), tail.rfind(b"\ndata:[DONE]"))
     if end < 0:
         return StreamEnd(None, None, None, "no_done")
     usage: _Usage | None = None
     finish: str | None = None
     for _ in range(_EVENTS_MAX):
-        start = tail.rfind(b"\ndata: {", 0, end)
+        # The space after the colon is optional in an event stream.
+        start = max(tail.rfind(b"\ndata: {", 0, end), tail.rfind(b"\ndata:{", 0, end))
         if start < 0:
             break
         stop = tail.find(b"\n", start + 1)
         try:
-            event = _decode_event(tail[start + 7 : stop])
-        except msgspec.MsgspecError:
+            event = _decode_event(tail[start + 6 : stop])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return StreamEnd(None, None, None, "bad_event")
         if event.error is not None:
             return StreamEnd(None, None, None, "stream_error")

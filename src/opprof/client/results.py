@@ -201,7 +201,7 @@ def _window(window: Any) -> dict[str, Any]:
 
 
 def _red_flags(facts: RunFacts) -> list[str]:
-    flags = []
+    flags = list(facts.faults)
     early = sum(
         record.admitted_mono_ns is not None and record.admitted_mono_ns < record.scheduled_mono_ns
         for record in facts.records

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opprof._version import __version__
-from opprof.artifacts.run import Result
+from opprof.artifacts.run import Result, RunState
 from opprof.client.endpoint import Endpoint, parse_endpoint
 from opprof.client.facts import RunFacts
 from opprof.client.health import HealthProbe, peak_rss_mb
@@ -41,7 +41,7 @@ from opprof.client.session import Session
 from opprof.client.steps import StepWindow, read_stream, stream_path
 from opprof.client.timeline import Progress
 from opprof.client.virtual import FixedWindow
-from opprof.errors import EnvironmentFailure, InputError
+from opprof.errors import EnvironmentFailure, InputError, OpprofError
 from opprof.protocol import Protocol
 from opprof.workload.read import Manifest, open_manifest
 
@@ -156,45 +156,98 @@ class _Run:
         self._output = output
         self._engine: EngineProfiler | None = None
         self._writes: list[asyncio.Future[None]] = []
+        self._session: Session | None = None
+        self._finished = asyncio.Event()
+        self._loading = self._loaded = self._cancelled = False
+        self._defect: Exception | None = None
 
     async def go(self) -> RunReport:
-        """Run inside an event loop."""
+        """Run inside an event loop; a signal is answered from its first turn to its last."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        loop.set_exception_handler(self._broken)
+        with _signals(loop, lambda: self._stop(task)):
+            try:
+                return await self._go(loop)
+            except asyncio.CancelledError:
+                if not self._cancelled:
+                    raise
+                return self._interrupted()
+
+    async def _go(self, loop: asyncio.AbstractEventLoop) -> RunReport:
         options, plan, output = self._options, self._plan, self._output
         stream_file = self._engine_files()
         await check_server(self._endpoint, options.model, profile=plan.windows.count > 0)
         output.create(self._manifest.summary)
         journal = Journal(output.requests)
         journal.open()
-        loop = asyncio.get_running_loop()
         clock = LoopClock(loop)
         transport = HttpTransport(loop, clock, self._endpoint, options.model)
-        session = Session(
-            plan,
-            clock,
-            transport,
-            ManifestSource(self._manifest),
-            self._watch(stream_file),
-            journal,
-        )
+        source = ManifestSource(self._manifest)
+        watch = self._watch(stream_file)
+        session = self._session = Session(plan, clock, transport, source, watch, journal)
         probe = HealthProbe(loop)
         try:
             await self._load(session, transport, probe)
+        except EnvironmentFailure as error:
+            self._say("failed", str(error))
+            raise
         finally:
             transport.close()
             output_error = _closed(journal)
         await asyncio.gather(*self._writes)
+        if self._defect is not None:
+            self._say("failed", f"the client failed: {type(self._defect).__name__}")
+            raise self._defect
         if session.machine.ending.abort_reason == "interrupted":
-            facts = session.facts(None, probe.health())
-            output.write_timeline(timeline_of(facts, clock.name, "interrupted", "signal received"))
-            return RunReport(None, output.folder)
+            return self._interrupted()
         if output_error is not None:
             raise output_error
-        stream, events = None, []
-        if stream_file is not None:
-            await _wait_for_flush(stream_file, session, self._protocol)
-            stream, events = read_stream(stream_file), read_events(stream_file.parent)
-        facts = session.facts(stream, probe.health(), events)
+        facts = await self._facts(session, probe, stream_file)
         return RunReport(self._write(facts, clock.name, transport), output.folder)
+
+    def _stop(self, task: asyncio.Task[object]) -> None:
+        """Answer a signal; what has been measured to the end is still written."""
+        if self._loading and self._session is not None:
+            self._session.interrupt()
+        elif not self._loaded and not self._cancelled:
+            self._cancelled = True
+            task.cancel()
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End a run one of whose callbacks failed: its chain of timers is broken."""
+        error = context.get("exception")
+        if not isinstance(error, Exception) or isinstance(error, OSError):
+            loop.default_exception_handler(context)
+            return
+        self._defect = self._defect or error
+        self._finished.set()
+        if self._session is not None:
+            self._session.interrupt()
+
+    def _interrupted(self) -> RunReport:
+        self._say("interrupted", "signal received")
+        return RunReport(None, self._output.folder)
+
+    def _say(self, state: RunState, reason: str) -> None:
+        """Write the state of a run that has no result."""
+        if self._session is not None:
+            facts = self._session.facts(None, None)
+            clock = self._session.clock.name
+            self._output.write_timeline(timeline_of(facts, clock, state, reason))
+
+    async def _facts(
+        self, session: Session, probe: HealthProbe, stream_file: Path | None
+    ) -> RunFacts:
+        """Read what the engine wrote; a fault there costs the acceptance, not the measurement."""
+        stream, events, faults = None, [], []
+        if stream_file is not None:
+            try:
+                await _wait_for_flush(stream_file, session, self._protocol)
+                stream, events = read_stream(stream_file), read_events(stream_file.parent)
+            except OpprofError as error:
+                faults.append(str(error))
+        return session.facts(stream, probe.health(), events, faults)
 
     def _engine_files(self) -> Path | None:
         """Return the Layer-1 stream's path and check what the engine says of its profiler."""
@@ -222,7 +275,11 @@ class _Run:
         target = self._output.traces
         if folder is None or target is None or not Path(folder).is_dir():
             return []
-        return collect_traces(facts.profiler_events, facts.windows, Path(folder), target)
+        try:
+            return collect_traces(facts.profiler_events, facts.windows, Path(folder), target)
+        except OpprofError as error:
+            facts.faults.append(str(error))
+            return []
 
     def _watch(self, stream_file: Path | None) -> WindowWatch:
         plan, options = self._plan, self._options
@@ -235,8 +292,7 @@ class _Run:
         return FixedWindow(seconds_to_ns(seconds))
 
     async def _load(self, session: Session, transport: HttpTransport, probe: HealthProbe) -> None:
-        loop, output = asyncio.get_running_loop(), self._output
-        finished = asyncio.Event()
+        output, finished = self._output, self._finished
         session.on_finished = finished.set
         session.machine.on_phase = self._phase_hook(session, probe)
         session.admission.warm()
@@ -244,16 +300,17 @@ class _Run:
         facts = session.facts(None, None)
         output.write_timeline(timeline_of(facts, session.clock.name, "running", None))
         with (
-            _signals(loop, session.interrupt),
             _quiet_collector(),
             Display(session, enabled=self._options.progress) as display,
         ):
+            self._loading = True
             session.start(session.clock.now_ns() + _LEAD_NS)
             while not finished.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(finished.wait(), _TICK_NS / 1e9)
                 session.journal.flush()
                 display.feed()
+            self._loading, self._loaded = False, True
         probe.end()
 
     def _phase_hook(self, session: Session, probe: HealthProbe) -> Callable[[Progress], None]:
@@ -337,9 +394,16 @@ async def _wait_for_flush(path: Path, session: Session, protocol: Protocol) -> N
     flush_s = protocol.file.layer1.flush_interval_s
     give_up_ns = time.monotonic_ns() + seconds_to_ns(2 * flush_s)
     while time.monotonic_ns() < give_up_ns:
-        if path.stat().st_mtime_ns - time.time_ns() + time.monotonic_ns() > end_ns:
+        if _changed_ns(path) - time.time_ns() + time.monotonic_ns() > end_ns:
             return
         await asyncio.sleep(flush_s / 10)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot read: {error.strerror or error}", path=path) from error
 
 
 def _closed(journal: Journal) -> EnvironmentFailure | None:

@@ -57,6 +57,7 @@ class Session:
         stream: StepStream | None,
         health: Health | None,
         profiler_events: list[ProfilerEvent] | None = None,
+        faults: list[str] | None = None,
     ) -> RunFacts:
         """Return everything that the finished run is judged by."""
         machine = self.machine
@@ -75,6 +76,7 @@ class Session:
             health=health,
             window_source=self._watch.source if self._watch and self.plan.windows.count else None,
             profiler_events=profiler_events or [],
+            faults=faults or [],
         )
 
     def _ended(self, flight: Flight, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -76,6 +77,8 @@ def read_stream(path: Path) -> StepStream:
     Raises:
         EnvironmentFailure: the file cannot be read.
     """
+    # Counters first: lines are on disk before the counters that speak of them.
+    sidecar = _read_sidecar(path)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -96,20 +99,29 @@ def read_stream(path: Path) -> StepStream:
             stream.simulated = value.simulated
         elif value.dropped_records:
             stream.problems.append(f"{value.dropped_records} records were dropped")
-    stream.problems += _sidecar_problems(path)
+    if isinstance(sidecar, str):
+        stream.problems.append(sidecar)
+    else:
+        stream.problems += _sidecar_problems(sidecar, len(stream.steps))
     return stream
 
 
-def _sidecar_problems(path: Path) -> list[str]:
-    """A-P3-5: the sidecar's counters balance and nothing was dropped."""
-    sidecar_path = path.with_name(path.name + ".footer.json")
+def _read_sidecar(path: Path) -> Sidecar | str:
+    """Return the sidecar, or why there is none."""
     try:
-        sidecar = msgspec.json.decode(sidecar_path.read_bytes(), type=Sidecar)
+        data = path.with_name(path.name + ".footer.json").read_bytes()
+        return msgspec.json.decode(data, type=Sidecar)
     except OSError:
-        return ["the stream has no sidecar"]
+        return "the stream has no sidecar"
     except msgspec.MsgspecError:
-        return ["the sidecar does not fit its schema"]
+        return "the sidecar does not fit its schema"
+
+
+def _sidecar_problems(sidecar: Sidecar, steps: int) -> list[str]:
+    """A-P3-5: the counters balance, nothing was dropped and what was written is there."""
     problems = []
+    if steps < sidecar.written_records:
+        problems.append(f"{sidecar.written_records} records were written, {steps} lines are there")
     if sidecar.encoded_records != sidecar.written_records + sidecar.dropped_records:
         problems.append("the sidecar's counters do not balance")
     if sidecar.dropped_records:
@@ -139,7 +151,7 @@ class StepWindow:
         self._started_ns = started_ns
         self._seen = 0
         self._carry = b""
-        with self._path.open("rb") as stream:
+        with self._open() as stream:
             size = stream.seek(0, os.SEEK_END)
             back = max(0, size - _READ_BACK_BYTES)
             stream.seek(back)
@@ -147,7 +159,7 @@ class StepWindow:
 
     def poll(self, now_ns: int) -> WindowState:  # noqa: ARG002
         """Count the steps written since the last look."""
-        with self._path.open("rb") as stream:
+        with self._open() as stream:
             stream.seek(self._offset)
             data = stream.read()
         self._offset += len(data)
@@ -162,3 +174,11 @@ class StepWindow:
             if isinstance(value, StepLine) and value.submit_mono_ns >= self._started_ns:
                 self._seen += value.model_executed
         return WindowState(self._seen >= self._wanted, self._seen)
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except OSError as error:
+            raise EnvironmentFailure(
+                f"cannot read: {error.strerror or error}", path=self._path
+            ) from error

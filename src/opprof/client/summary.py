@@ -143,18 +143,6 @@ def burst_spreads_ms(records: Iterable[RequestRecord], burst: int) -> list[float
     return spreads
 
 
-def rolling_counts(times_ns: Sequence[int], ends_ns: Sequence[int], length_ns: int) -> list[int]:
-    """Count the sorted ``times_ns`` in ``[end - length, end)`` for every end (ascending)."""
-    counts, low, high = [], 0, 0
-    for end_ns in ends_ns:
-        while high < len(times_ns) and times_ns[high] < end_ns:
-            high += 1
-        while low < high and times_ns[low] < end_ns - length_ns:
-            low += 1
-        counts.append(high - low)
-    return counts
-
-
 def _per(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
 

@@ -16,6 +16,7 @@ from opprof.artifacts.run import Interval, IntervalKind
 from opprof.client.admission import Admission
 from opprof.client.plan import RunPlan
 from opprof.client.ports import Clock, ControlReply, Timer, Transport, WindowWatch
+from opprof.errors import OpprofError
 
 _POLL_NS = 100_000_000
 
@@ -89,6 +90,7 @@ class TimelineMachine:
         self.on_phase: Callable[[Progress], None] = _ignore
         self.on_finished: Callable[[], None] = _nothing
         admission.on_exhausted = self._exhausted
+        admission.on_broken = self.abort
         admission.on_idle = self._idle
 
     @property
@@ -139,7 +141,22 @@ class TimelineMachine:
         self._state.window = index
         self.windows.append(WindowRecord(index))
         self._enter("profile", index, start_ns, None)
-        self._transport.control("/start_profile", self._started)
+        self._call("/start_profile", self._started)
+
+    def _call(self, path: str, answered: Callable[[ControlReply], None]) -> None:
+        """Make a profile call; a server that never answers it ends the run at the watchdog."""
+        index, pending = self._state.window, [True]
+
+        def done(reply: ControlReply) -> None:
+            pending.clear()
+            answered(reply)
+
+        def too_late() -> None:
+            if pending:
+                self.abort(f"profile window {index}: {path} was not answered")
+
+        self._at(self._clock.now_ns() + self._plan.windows.watchdog_ns, too_late, exact=False)
+        self._transport.control(path, done)
 
     def _started(self, reply: ControlReply) -> None:
         if self._over():
@@ -150,7 +167,11 @@ class TimelineMachine:
             self.abort(f"profile window {record.index}: /start_profile {_answered(reply)}")
             return
         assert self._watch is not None
-        self._watch.begin(reply.after_ns)
+        try:
+            self._watch.begin(reply.after_ns)
+        except OpprofError as error:
+            self.abort(str(error))
+            return
         self._watch_window()
 
     def _watch_window(self) -> None:
@@ -159,7 +180,11 @@ class TimelineMachine:
         assert self._watch is not None
         record, now_ns = self.windows[-1], self._clock.now_ns()
         assert record.start is not None
-        state = self._watch.poll(now_ns)
+        try:
+            state = self._watch.poll(now_ns)
+        except OpprofError as error:
+            self.abort(str(error))
+            return
         record.steps = state.steps
         if state.complete:
             record.iterations_over_ns = now_ns
@@ -168,7 +193,7 @@ class TimelineMachine:
         else:
             self._at(now_ns + _POLL_NS, self._watch_window, exact=False)
             return
-        self._transport.control("/stop_profile", self._stopped)
+        self._call("/stop_profile", self._stopped)
 
     def _stopped(self, reply: ControlReply) -> None:
         if self._over():

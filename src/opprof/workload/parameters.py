@@ -138,7 +138,7 @@ def parse_uniform(text: str, *, flag: str = "--input-uniform") -> Uniform:
     Raises:
         InputError: not two integers, a length below 1 or above :data:`MAX_TOKENS`, or LO > HI.
     """
-    match = re.fullmatch(r"(-?\d{1,18}):(-?\d{1,18})", text)
+    match = re.fullmatch(r"(-?[0-9]{1,18}):(-?[0-9]{1,18})", text)
     if match is None:
         raise InputError(f"{flag} {text!r}: use LO:HI, two integers")
     low, high = int(match.group(1)), int(match.group(2))
@@ -198,7 +198,7 @@ def _mode(name: str) -> Uniform | Fixed:
     flag = f"--input-mixture mode {name!r}"
     if kind == "uniform":
         return parse_uniform(rest, flag=flag)
-    if kind == "fixed" and re.fullmatch(r"-?\d{1,18}", rest):
+    if kind == "fixed" and re.fullmatch(r"-?[0-9]{1,18}", rest):
         return Fixed(check_tokens(int(rest), flag=flag))
     raise InputError(f"{flag}: use uniform:LO:HI or fixed:N")
 

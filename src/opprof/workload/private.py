@@ -254,6 +254,8 @@ def _selected(row: _SourceRow, spec: PrivateSpec, source: Path, number: int) -> 
         text = _text.decode(literal)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise InputError("the prompt is no valid text", path=source, line=number) from None
+    if not text:
+        raise InputError("the prompt is empty: no server takes it", path=source, line=number)
     return _Selected(literal, text, row.input_length, min(row.output_length, spec.output_cap))
 
 

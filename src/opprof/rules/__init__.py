@@ -1,0 +1,1 @@
+"""Rules of the protocol that both the client and the analysis apply; plain Python, no I/O."""
