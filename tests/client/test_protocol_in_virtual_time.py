@@ -11,9 +11,10 @@ from opprof.artifacts.run import LoadPoint, Role
 from opprof.client.facts import RunFacts
 from opprof.client.journal import Journal
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
-from opprof.client.ports import Outcome, RequestSpec, WindowWatch
+from opprof.client.ports import ControlReply, Outcome, RequestSpec, WindowState, WindowWatch
 from opprof.client.session import Session
 from opprof.client.virtual import FakeServer, FixedWindow, VirtualClock, uniform_source
+from opprof.errors import EnvironmentFailure, InputError
 
 S = 1_000_000_000
 T0 = 5 * S
@@ -230,6 +231,58 @@ def test_a_window_whose_iterations_do_not_end_is_given_up() -> None:
     facts, server, _ = simulate(make_plan(), watch=NeverOver())
     assert facts.ending.abort_reason == "profile window 0: its iterations did not end"
     assert [path for _, path in server.calls] == ["/start_profile", "/stop_profile"]
+
+
+@pytest.mark.parametrize("path", ["/start_profile", "/stop_profile"])
+def test_a_profile_call_that_is_never_answered_ends_the_run(path: str) -> None:
+    def swallow(server: FakeServer) -> None:
+        answer = server.control
+
+        def control(called: str, done: Callable[[ControlReply], None]) -> None:
+            if called != path:
+                answer(called, done)
+
+        server.control = control  # type: ignore[method-assign]
+
+    facts, _, _ = simulate(make_plan(), setup=swallow)
+    assert facts.ending.abort_reason == f"profile window 0: {path} was not answered"
+    profile = facts.kind("profile")[0]
+    assert profile.end_mono_ns - profile.start_mono_ns >= 180 * S
+    assert facts.intervals[-1].kind == "drain" and len(facts.kind("clean")) == 3
+
+
+class LostStream(FixedWindow):
+    source = "layer1"
+
+    def poll(self, now_ns: int) -> WindowState:
+        raise EnvironmentFailure("cannot read: it is gone")
+
+
+def test_a_step_stream_that_disappears_ends_the_run_with_its_reason() -> None:
+    facts, _, _ = simulate(make_plan(), watch=LostStream(S))
+    assert facts.ending.abort_reason == "cannot read: it is gone"
+    assert facts.intervals[-1].kind == "drain" and not facts.failures
+
+
+class Cut(Sequence[RequestSpec]):
+    """A manifest that turns out to be changed in the middle of the run."""
+
+    def __len__(self) -> int:
+        return 5000
+
+    def __getitem__(self, index: int) -> RequestSpec:  # type: ignore[override]
+        if index >= 900:
+            raise InputError("the manifest was changed while it was in use")
+        return RequestSpec(index, b"[1]", 100, 64)
+
+
+@pytest.mark.parametrize("rate", [None, 9.0])
+def test_a_manifest_that_changes_under_the_run_ends_it_with_its_reason(rate: float | None) -> None:
+    facts, server, _ = simulate(make_plan(rate=rate), source=Cut())
+    assert facts.ending.abort_reason == "the manifest was changed while it was in use"
+    assert len(facts.records) == len(server.arrivals) <= 900
+    assert all(record.completed_mono_ns is not None for record in facts.records)
+    assert facts.intervals[-1].kind == "drain"
 
 
 def test_a_dead_server_ends_the_run_at_once() -> None:

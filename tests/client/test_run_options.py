@@ -69,7 +69,22 @@ def options_of(flags: list[str]) -> Any:
         ({"time_scale": 0}, "--time-scale 0 must be a positive number"),
         ({"base_url": "localhost:8000"}, "--base-url must look like"),
         ({"base_url": "http://user:pw@h:1"}, "--base-url must not hold a secret"),
+        ({"base_url": "http://[::1"}, "--base-url: host or port cannot be read"),
+        ({"base_url": "http://h:0"}, "host, port or path cannot be used"),
+        ({"base_url": "http://h:70000"}, "--base-url: host or port cannot be read"),
+        ({"base_url": "http://h/a b"}, "host, port or path cannot be used"),
+        ({"base_url": "http://a..b"}, "host, port or path cannot be used"),
+        ({"base_url": "http://h\ufe47"}, "host, port or path cannot be used"),
+        ({"base_url": "http://" + "a" * 70}, "host, port or path cannot be used"),
         ({"protocol": "none"}, "a run needs a protocol"),
+        ({"max_concurrency": 10**9}, "--max-concurrency 1000000000 is over 65536"),
+        ({"num_profile_windows": 10**9}, "--num-profile-windows 1000000000 is over 65536"),
+        ({"warmup_seconds": 1e300}, "--warmup-seconds 1e+300 is over 1e+07"),
+        ({"time_scale": 1e-300}, "a clean segment would last less than a nanosecond"),
+        (
+            {"load_point": "moderate", "saturation_result": "x", "rate_fraction": "nan"},
+            "--rate-fraction nan must lie in (0, 1]",
+        ),
     ],
 )
 def test_bad_arguments(
@@ -202,6 +217,15 @@ def test_the_specifications_moderate_command_is_the_protocols_run() -> None:
     rate = DerivedRate(4.8, 0.6, 8.0, "0" * 64)
     plan = build_plan(options, pattern="P08", arrival="burst:8", rate=rate, protocol=protocol)
     assert (plan.load.rate_rps, plan.load.burst) == (4.8, 8)
+
+
+def test_a_burst_that_does_not_fit_under_the_cap_is_refused() -> None:
+    options, protocol = options_of(
+        [*spec_flags("--load-point", "moderate"), "--max-concurrency", "7"]
+    )
+    rate = DerivedRate(4.8, 0.6, 8.0, "0" * 64)
+    with pytest.raises(InputError, match="bursts of 8 cannot leave together"):
+        build_plan(options, pattern="P08", arrival="burst:8", rate=rate, protocol=protocol)
 
 
 @pytest.mark.parametrize(
