@@ -31,4 +31,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        # Before the command itself listens: nothing has begun.
+        raise SystemExit(130) from None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -170,6 +172,104 @@ def test_an_interrupt_keeps_whole_lines_and_says_so(
     timeline = json.loads((folder / "timeline.json").read_text())
     assert timeline["state"] == "interrupted"
     assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("moment", ["preflight", "finish"])
+def test_a_signal_before_or_after_the_load_leaves_one_consistent_story(
+    moment: str, tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags
+) -> None:
+    folder, opprof = tmp_path / "run" / "client", tmp_path / "opprof"
+    # A step stream that nobody writes any more: the client waits for it after the drain.
+    server = mock("--step-ms", "10", "--opprof-dir", str(opprof))
+    still = tmp_path / "still"
+    shutil.copytree(opprof, still)
+    flags = run_flags(
+        manifest(),
+        server.url,
+        folder,
+        profile_after_clean=False,
+        num_profile_windows=0,
+        opprof_dir=still,
+    )
+    if moment == "preflight":
+        # A server that takes the connection and says nothing.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            flags[flags.index("--base-url") + 1] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            process = start(flags)
+            silent.settimeout(120)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130 and "Traceback" not in errors
+        assert not folder.exists()
+        return
+    process = start(flags)
+    wait_for(lambda: '"drain"' in read_or_empty(folder / "timeline.json") or ended(folder))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    state = json.loads((folder / "timeline.json").read_text())["state"]
+    if process.returncode == 130:
+        assert state == "interrupted" and not (folder / "result.json").exists()
+    else:
+        assert process.returncode in (0, 1) and state == "complete"
+        assert (folder / "result.json").exists()
+
+
+def ended(folder: Path) -> bool:
+    """The clean interval is over, by the timeline that is written when it ends."""
+    return read_or_empty(folder / "timeline.json").count('"clean"') == 3
+
+
+def read_or_empty(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_a_manifest_cut_under_the_run_is_a_reason_and_no_hang(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags
+) -> None:
+    server = mock("--step-ms", "10")
+    folder, requests = tmp_path / "run" / "client", manifest()
+    flags = run_flags(
+        requests,
+        server.url,
+        folder,
+        profile_after_clean=False,
+        num_profile_windows=0,
+        time_scale=1.0,
+    )
+    process = start(flags)
+    wait_for_lines(folder)
+    with requests.open("r+b") as stream:
+        stream.truncate(2000)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in errors, errors
+    assert "was changed while it was in use" in output
+    assert json.loads((folder / "timeline.json").read_text())["state"] == "failed"
+    assert not result_of(folder)["accepted"]
+    assert all(line["error"] is None for line in whole_lines(folder))
+
+
+def test_an_engine_file_that_is_broken_costs_the_acceptance_and_not_the_result(
+    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+) -> None:
+    opprof = tmp_path / "opprof"
+    server = mock("--step-ms", "10", "--opprof-dir", str(opprof))
+    (opprof / "engine-0.profiler.ndjson").write_text("{broken\n")
+    folder = tmp_path / "run" / "client"
+    done = client(run_flags(manifest(), server.url, folder, opprof_dir=opprof))
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = result_of(folder)
+    assert any("engine-0.profiler.ndjson:1" in reason for reason in result["reasons"])
+    assert result["completed_rps"] > 0 and not result["accepted"]
 
 
 def test_a_killed_client_leaves_whole_lines_and_no_result(

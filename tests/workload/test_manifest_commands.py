@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -105,3 +110,32 @@ def test_without_a_protocol_there_is_no_limit_to_apply(
     code, _, err = call(capsys, *words, "--protocol", "none")
     assert code == 2
     assert "a manifest needs a protocol" in err
+
+
+def test_a_termination_leaves_nothing_behind(tmp_path: Path, tokenizer: Path) -> None:
+    folder = tmp_path / "out"
+    words = shlex.split(
+        BASE.replace("20:40", "4000:8000").replace("requests 12", "requests 400000")
+    )
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "opprof",
+            *words,
+            "--tokenizer",
+            str(tokenizer),
+            "--out",
+            str(folder / "T01.jsonl"),
+        ],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    give_up = time.monotonic() + 120
+    while not (folder.exists() and any(path.stat().st_size for path in folder.iterdir())):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and b"Traceback" not in errors
+    assert list(folder.iterdir()) == []

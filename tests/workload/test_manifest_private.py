@@ -235,6 +235,7 @@ def test_parity_counts() -> None:
         ({"input_length": -1}, "no source row"),
         ({"input_length": 0}, "input_length 0"),
         ({"output_length": 0}, "output_length 0"),
+        ({"prompt": "", "input_length": 1}, "the prompt is empty"),
         ({"output_length": SECRET}, "no source row"),
     ],
 )

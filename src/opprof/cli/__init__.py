@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -75,9 +77,11 @@ def root() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every known failure is one message and an exit code, no traceback."""
-    if threading.current_thread() is threading.main_thread():
-        # A termination unwinds as Ctrl-C does: temporary files are removed and the code is 130.
-        signal.signal(signal.SIGTERM, _terminated)
+    with _terminable():
+        _main(arguments)
+
+
+def _main(arguments: list[str] | None) -> None:
     try:
         code = root.main(args=arguments, prog_name="opprof", standalone_mode=False)
     except click.ClickException as error:
@@ -99,6 +103,23 @@ def main(arguments: list[str] | None = None) -> None:
 def one_line(text: str) -> str:
     """Escape what would break the line or drive the terminal: a file may be called anything."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a termination unwind as Ctrl-C does: temporary files go away and the code is 130."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
