@@ -334,6 +334,7 @@ def test_a_full_disk_is_one_message_and_no_result(
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.count("\n") == 1 and "cannot write" in done.stderr
     assert whole_lines(folder)
+    assert json.loads((folder / "timeline.json").read_text())["state"] == "failed"
     assert not (folder / "result.json").exists()
     assert not [path for path in folder.iterdir() if path.name.endswith(".tmp")]
 

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from opprof.cli.run import run
-from opprof.client.endpoint import parse_endpoint
+from opprof.client.endpoint import RequestEncoder, parse_endpoint
 from opprof.client.options import build_plan, deviations
+from opprof.client.ports import Prepared, RequestSpec
 from opprof.client.saturation import DerivedRate
 from opprof.errors import InputError, OpprofError
 from opprof.protocol import load_protocol
@@ -111,6 +112,13 @@ def test_secrets_are_not_in_an_endpoints_repr() -> None:
     assert "secret" not in repr(endpoint) and "secret" not in endpoint.url
     assert (endpoint.port, endpoint.tls, endpoint.prefix) == (443, True, "")
     assert b"Authorization: Bearer secret\r\n" in endpoint.head("GET", "/x")
+
+
+def test_prompts_are_not_in_the_repr_of_what_a_log_could_show() -> None:
+    spec = RequestSpec("r", b'"secret"', 1, 2)
+    wire = RequestEncoder(parse_endpoint("http://h:1", [], {}), "m").encode(spec)
+    assert b"secret" in wire
+    assert "secret" not in repr(spec) + repr(Prepared(spec, wire))
 
 
 def saturation(path: Path, **changes: Any) -> Path:

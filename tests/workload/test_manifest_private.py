@@ -93,6 +93,7 @@ def test_rows_are_selected_in_order_capped_and_kept_to_the_letter(tmp_path: Path
     }
     with open_manifest(out, verify=True) as manifest:
         assert json.loads(manifest.request(0).prompt_json) == chosen[0]["prompt"]
+        assert SECRET not in repr(manifest.request(0))
         assert manifest.summary.private
         assert manifest.summary.prefix == "natural"
         assert manifest.summary.generator["source_rows"] == 400

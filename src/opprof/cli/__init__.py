@@ -122,9 +122,5 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _leave(code: int) -> None:
     raise SystemExit(code)

@@ -8,7 +8,7 @@ All times are integer nanoseconds of the passed clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -41,7 +41,7 @@ class RequestSpec:
     """One request of the manifest, its prompt left as the bytes that the file holds."""
 
     request_id: int | str
-    prompt_json: bytes
+    prompt_json: bytes = field(repr=False)
     """A complete JSON value: an array of token ids, or a string."""
     input_tokens: int
     output_tokens: int
@@ -62,7 +62,7 @@ class Prepared:
     """A request with everything that can be done before its time is due."""
 
     spec: RequestSpec
-    wire: bytes
+    wire: bytes = field(repr=False)
     """What the transport sends; empty where a transport needs no bytes."""
 
 

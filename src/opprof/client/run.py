@@ -195,14 +195,18 @@ class _Run:
         finally:
             transport.close()
             output_error = _closed(journal)
-        await asyncio.gather(*self._writes)
+        written = await asyncio.gather(*self._writes, return_exceptions=True)
+        failed = output_error or next((each for each in written if each is not None), None)
         if self._defect is not None:
             self._say("failed", f"the client failed: {type(self._defect).__name__}")
             raise self._defect
         if session.machine.ending.abort_reason == "interrupted":
             return self._interrupted()
-        if output_error is not None:
-            raise output_error
+        if failed is not None:
+            with contextlib.suppress(EnvironmentFailure):
+                # A full disk often has room for the few bytes that say so.
+                self._say("failed", str(failed))
+            raise failed
         facts = await self._facts(session, probe, stream_file)
         return RunReport(self._write(facts, clock.name, transport), output.folder)
 

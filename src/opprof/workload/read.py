@@ -43,6 +43,10 @@ class ManifestRequest(msgspec.Struct, frozen=True):
     output_tokens: int
     """Output tokens to ask for."""
 
+    def __repr__(self) -> str:
+        # A log or a traceback that shows a request must not show its prompt.
+        return f"ManifestRequest({self.id!r}, {self.input_tokens} to {self.output_tokens} tokens)"
+
 
 class Manifest:
     """An open manifest; requests are read from the file when they are asked for.
