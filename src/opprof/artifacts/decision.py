@@ -108,6 +108,9 @@ class DecidedComparison(Struct, frozen=True, forbid_unknown_fields=True):
     """The other sidedness: in the observed direction."""
     pooled_p: float | None = None
     """The other statistic: shares pooled over both windows."""
+    step_correlation: float | None = None
+    """Correlation of neighbouring steps' leads, mean over patterns and windows, where the gap
+    criteria are met. The test assumes 0; eight steps estimate it low."""
 
 
 class Reproduction(Struct, frozen=True, forbid_unknown_fields=True):

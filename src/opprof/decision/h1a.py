@@ -15,12 +15,12 @@ import msgspec
 from opprof.artifacts.comparison import Comparison, Inversion, TableComparison
 from opprof.artifacts.decision import DecidedComparison
 from opprof.decision.design import Key, Matrix
-from opprof.decision.stepwise import window_steps
+from opprof.decision.stepwise import lead_correlation, window_steps
 from opprof.protocol.model import Statistics
 from opprof.statistics.distributions import normal_quantile, wilson_interval
 from opprof.statistics.draws import Stream
 from opprof.statistics.multiplicity import holm
-from opprof.statistics.permutation import PermutationResult, permutation_test
+from opprof.statistics.permutation import PermutationResult, WindowSteps, permutation_test
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Tested:
     order: Sequence[str]
     """The families in the order of the result's columns."""
     reason: str | None
+    windows: Sequence[WindowSteps] = ()
+    """Both patterns' windows."""
 
     def row(self, family_a: str, family_b: str) -> int:
         """The result's row of two families, in any order."""
@@ -168,7 +170,7 @@ def permute_pair(matrix: Matrix, p: Key, q: Key, version: str) -> Tested:
     stream = Stream(matrix.seed, "permutation", *p[1:], p[0], q[0])
     permutations = matrix.file.statistics.permutations
     result = permutation_test(sides[0], sides[1], permutations=permutations, stream=stream)
-    return Tested(result, families, None)
+    return Tested(result, families, None, [*sides[0], *sides[1]])
 
 
 def _absent(p: str, q: str, families: tuple[str, str], key: Key) -> Inversion:
@@ -215,6 +217,9 @@ def _record(
         exact_p=None if result.exact_p is None else float(result.exact_p[row]),
         one_sided_p=(int(result.reached_one_sided[row]) + 1) / (n + 1),
         pooled_p=(int(result.reached_pooled[row]) + 1) / (n + 1),
+        step_correlation=lead_correlation(tested.windows, *result.pairs[row])
+        if item.gap_criteria_met
+        else None,
     )
 
 

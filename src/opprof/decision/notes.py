@@ -35,6 +35,11 @@ def h1a_notes(table: TableVerdict) -> list[str]:
                 f"{name}: drawn Holm p {item.holm_p:.3g} and exact {item.exact_holm_p:.3g} lie on"
                 f" two sides of {alpha:g}; the drawn one decides"
             )
+        if accepted and item.step_correlation is not None:
+            found.append(
+                f"{name}: leads of neighbouring steps correlate by {item.step_correlation:+.2f};"
+                " the test assumes 0, and a positive value makes its p too small"
+            )
         bar = alpha / max(table.tested, 1)
         if accepted and item.pooled_p is not None and item.pooled_p > bar:
             found.append(

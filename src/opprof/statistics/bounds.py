@@ -67,9 +67,12 @@ def upper_bounds(found: Leads, *, alpha: float, bounded: int) -> Float64:
     import numpy as np
 
     result = found.lead.copy()
-    for index in zip(*np.nonzero(found.standard_error > 0), strict=True):
-        quantile = student_t_upper(alpha / bounded, float(found.df[index]))
-        result[index] += quantile * found.standard_error[index]
+    # Error and degrees of freedom of a lead are those of its reverse.
+    for a, b in zip(*np.nonzero(np.triu(found.standard_error > 0)), strict=True):
+        margin = student_t_upper(alpha / bounded, float(found.df[a, b]))
+        margin *= float(found.standard_error[a, b])
+        result[a, b] += margin
+        result[b, a] += margin
     return result
 
 

@@ -36,22 +36,42 @@ def student_t_tail(t: float, df: float) -> float:
 
 
 def student_t_upper(tail: float, df: float) -> float:
-    """Return the ``t`` with ``P(T > t) = tail``, for tails in (0, 0.5], by bisection.
+    """Return the ``t`` with ``P(T > t) = tail``, for tails in (0, 0.5].
+
+    Found on the logarithm of the tail by the Illinois variant of the secant method, which keeps its
+    bracket.
 
     Raises:
         ValueError: the tail or the degrees of freedom are out of range.
     """
     if not 0 < tail <= 0.5 or df <= 0:
         raise ValueError(f"tail {tail} at {df} degrees of freedom")
-    low, high = 0.0, 1.0
-    while student_t_tail(high, df) > tail:
-        low, high = high, high * 2
+
+    def excess(t: float) -> float:
+        return math.log(student_t_tail(t, df) / tail)
+
+    if tail == 0.5:
+        return 0.0
+    low, high, over = 0.0, 1.0, math.log(0.5 / tail)
+    while (under := excess(high)) > 0:
+        low, high, over = high, high * 2, under
+    side = 0
     for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
+        if high - low <= 1e-13 * high or not under:
             break
-        low, high = (middle, high) if student_t_tail(middle, df) > tail else (low, middle)
-    return (low + high) / 2
+        middle = (low * under - high * over) / (under - over)
+        value = excess(middle)
+        if value > 0:
+            low, over = middle, value
+            under = under / 2 if side == 1 else under
+            side = 1
+        else:
+            high, under = middle, value
+            over = over / 2 if side == -1 else over
+            side = -1
+        if abs(value) < 1e-14:
+            return middle
+    return high
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
