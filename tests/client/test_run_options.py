@@ -152,6 +152,8 @@ def saturation(path: Path, **changes: Any) -> Path:
         ({"role": "burnin"}, "is a burnin run; primary is needed"),
         ({"completed_rps": None}, "no positive completed_rps"),
         ({"completed_rps": 0.0}, "no positive completed_rps"),
+        ({"completed_rps": 1e-300}, "is no rate that a run measures"),
+        ({"completed_rps": 1e308}, "is no rate that a run measures"),
         ({"surprise": 1}, "is no client result"),
     ],
 )

@@ -16,6 +16,8 @@ from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
 
 _LIMIT_BYTES = 16 << 20
+_RATE_MIN, _RATE_MAX = 1e-6, 1e6
+"""Requests a second beyond which no run could have measured anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +63,6 @@ def derive_rate(
     rate = result.completed_rps
     if rate is None or not math.isfinite(rate) or rate <= 0:
         raise InputError("holds no positive completed_rps", path=path)
+    if not _RATE_MIN <= rate <= _RATE_MAX:
+        raise InputError(f"completed_rps {rate:g} is no rate that a run measures", path=path)
     return DerivedRate(fraction * rate, fraction, rate, sha256_bytes(data), result.simulated)
