@@ -12,9 +12,14 @@ from test_report_render import hostile
 
 from opprof.report import ReportInput, write_report
 
-pytestmark = pytest.mark.skipif(
-    chromium.BINARY is None, reason="no chromium on this machine (Debian: apt-get install chromium)"
-)
+# Drawing takes minutes on a loaded machine: `make slow`, which .ci/run calls, looks at the page.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        chromium.BINARY is None,
+        reason="no chromium on this machine (Debian: apt-get install chromium)",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
