@@ -6,15 +6,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from opprof.analysis.results import RunAnalysis
 from opprof.errors import EnvironmentFailure
 from opprof.protocol import Protocol
+
+_LOOK_S = 0.2
+"""How often a waiting parent looks for a signal."""
 
 
 def analyze_many(
@@ -51,11 +55,15 @@ def analyze_many(
     context = multiprocessing.get_context("forkserver")
     _start_forkserver()
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
-        futures = [pool.submit(analyze_run, run, protocol, mapping=mapping) for run in runs]
-        for future in futures:
-            future.add_done_callback(lambda _: advance())
+    with (
+        _held_signals() as interrupted,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
+    ):
         try:
+            futures = [pool.submit(analyze_run, run, protocol, mapping=mapping) for run in runs]
+            for future in futures:
+                future.add_done_callback(lambda _: advance())
+            _wait(futures, interrupted)
             return [future.result() for future in futures]
         except BrokenProcessPool as error:
             reason = "a worker process was killed (memory?); try fewer with --jobs"
@@ -66,6 +74,43 @@ def analyze_many(
             for child in set(multiprocessing.active_children()) - others:
                 child.terminate()
             raise
+
+
+def _wait(futures: Sequence[Future[RunAnalysis]], interrupted: threading.Event) -> None:
+    """Return when all are done or one has failed.
+
+    Raises:
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    done = False
+    while not done:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        found = wait(futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION)
+        done = not found.not_done or any(future.exception() for future in found.done)
+
+
+@contextmanager
+def _held_signals() -> Iterator[threading.Event]:
+    """Hold SIGINT and SIGTERM back: an exception in the middle of the pool's own locks hangs it.
+
+    Yields the event that a signal sets. Outside the main thread no signal arrives, and nothing is
+    changed.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A signal that its sender meant to be ignored or fatal stays so.
+    held = {number: old for number, old in before.items() if callable(old)}
+    for number in held:
+        signal.signal(number, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        for number, old in held.items():
+            signal.signal(number, old)
 
 
 def _start_forkserver() -> None:
