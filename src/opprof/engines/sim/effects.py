@@ -73,6 +73,8 @@ class Effects:
     """A missed graph takes an eager launch."""
     interference: float = 0.0
     """Mixed steps take this much longer than their parts."""
+    interference_costs: bool = True
+    """False: pure steps give back what mixed ones took, so that no useful time is lost."""
     slowdown: float = 1.0
     """Factor on every step: the efficiency loss that goes with a waste."""
     opaque: bool = False

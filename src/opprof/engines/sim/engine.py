@@ -29,6 +29,8 @@ from opprof.engines.sim.profiler import CapturedStep, Profiler
 from opprof.engines.sim.scheduler import Batch, Delivered, Scheduler, SimRequest
 
 MS = 1_000_000
+_PAY_BACK = 0.25
+"""Largest part of a pure step that pays back planted interference."""
 _COPY_NS = 100_000
 """From a step's last kernel to its tokens on the host."""
 
@@ -131,6 +133,7 @@ class SimEngine:
         self._host = _Host()
         self._device_free_ns = 0
         self._flush_pending = False
+        self._debt_ms = 0.0
         self._drift = 0.0
         self._drift_at_ns = clock.now_ns()
 
@@ -318,8 +321,8 @@ class SimEngine:
         parts = self.model.part_ms(shape)
         profiled = self._profiler is not None and self._profiler.is_active
         factor = self._spread(noise.step_sigma) * self._drifted() * effects.slowdown
-        if effects.interference and batch.decodes and batch.chunks:
-            factor *= 1.0 + effects.interference
+        if effects.interference:
+            factor *= self._interfered(parts, mixed=bool(batch.decodes and batch.chunks))
         neighbour = effects.neighbour
         if neighbour is not None and neighbour.from_ns <= self._clock.now_ns() < neighbour.to_ns:
             factor *= neighbour.factor
@@ -331,6 +334,17 @@ class SimEngine:
                 for name, value in parts.items()
             }
         return {name: value * factor for name, value in parts.items()}
+
+    def _interfered(self, parts: dict[str, float], *, mixed: bool) -> float:
+        """Return the factor of planted interference; pure steps pay back where it costs nothing."""
+        effects, total = self._effects, sum(parts.values())
+        if mixed:
+            if not effects.interference_costs:
+                self._debt_ms += effects.interference * total
+            return 1.0 + effects.interference
+        paid = min(self._debt_ms, _PAY_BACK * total)
+        self._debt_ms -= paid
+        return 1.0 - paid / total
 
     def _launch_ns(self, mode: str) -> int:
         host = self.cost.host
