@@ -37,9 +37,7 @@ def rehearse(
     ranks: int = 1,
 ) -> Result:
     bound = protocol()
-    manifest = plan_manifest(
-        bound.file, pattern, block_tokens=16, workload_seed=bound.file.seeds.workload
-    )
+    manifest = plan_manifest(bound.file, pattern, workload_seed=bound.file.seeds.workload)
     plan = RunPlan(
         pattern=pattern,
         config="C00" if ranks == 1 else "C00-TP2",

@@ -175,12 +175,8 @@ def _rehearse_cell(cell: _Cell) -> list[RunReport | Skipped]:
     """Rehearse the runs of one cell, in order."""
     protocol = parse_protocol(cell.protocol_bytes, source=cell.protocol_source)
     cost = load_cost()
-    manifest = plan_manifest(
-        protocol.file,
-        cell.pattern,
-        block_tokens=cost.block_tokens,
-        workload_seed=protocol.file.seeds.workload,
-    )
+    seed = protocol.file.seeds.workload
+    manifest = plan_manifest(protocol.file, cell.pattern, workload_seed=seed)
     done: list[RunReport | Skipped] = []
     saturation = cell.saturation
     for load_point in cell.load_points:
@@ -257,6 +253,7 @@ def _rehearse(
         seed=run_seed(cell.seed, folder.name),
         effects=planted.effects,
         drain_hang_s=planted.drain_hang_s,
+        stale_cache=planted.stale_cache,
         extra=extra,
     )
     result = rehearse_run(run, cost, folder)

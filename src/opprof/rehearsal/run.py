@@ -24,8 +24,9 @@ from opprof.client.results import Binding, artefacts_of, timeline_of
 from opprof.client.session import Session
 from opprof.client.steps import StepWindow, read_stream
 from opprof.client.timeline import Progress
-from opprof.client.virtual import VirtualClock
+from opprof.client.virtual import FixedWindow, VirtualClock
 from opprof.code_hash import code_sha256
+from opprof.engines.sim.blocks import BlockPool
 from opprof.engines.sim.config import ProfilerConfig, SimConfig
 from opprof.engines.sim.cost import CostFile
 from opprof.engines.sim.effects import Effects
@@ -60,6 +61,10 @@ class RehearsedRun:
     effects: Effects
     drain_hang_s: float = 0.0
     """Planted: the engine hangs this long when the drain begins."""
+    stale_cache: bool = False
+    """Planted: an earlier load left every prompt in the prefix cache (FIELD-CASES 15)."""
+    fixed_window_s: float | None = None
+    """Length of a profile window; None ends it when its iterations are over."""
     extra: dict[str, Any] | None = None
     """Further entries of ``result.metrics``."""
 
@@ -105,10 +110,15 @@ class _Stage:
             profiler=profiler,
             effects=run.effects,
         )
+        run.manifest.source.named_blocks = run.stale_cache
+        if run.stale_cache:
+            _fill_cache(self.engine.pool, run.manifest)
         self.journal = Journal(self.output.requests)
         self.journal.open()
         watch: WindowWatch | None = None
-        if run.plan.windows.count:
+        if run.fixed_window_s is not None:
+            watch = FixedWindow(round(run.fixed_window_s * 1e9))
+        elif run.plan.windows.count:
             watch = StepWindow(self.stream, run.plan.windows.steps)
         transport = EngineTransport(self.clock, self.engine)
         self.session = Session(
@@ -163,6 +173,17 @@ def rehearse_run(run: RehearsedRun, cost: CostFile, folder: Path) -> Result:
     stage.output.write_all(artefacts, facts, binding)
     _write_records(run, folder, names)
     return artefacts.result
+
+
+def _fill_cache(pool: BlockPool, manifest: PlannedManifest) -> None:
+    """Leave the first requests' blocks in the prefix cache, as an earlier load would."""
+    for index in range(len(manifest.source)):
+        contents = manifest.source[index].contents
+        blocks = pool.allocate(len(contents)) if pool.cached + len(contents) <= pool.count else None
+        if blocks is None:
+            return
+        pool.cache(blocks, 0, contents)
+        pool.release(blocks)
 
 
 def profiler_config(protocol: Protocol, folder: Path) -> ProfilerConfig:

@@ -24,6 +24,8 @@ from opprof.workload.parameters import ManifestSpec, build_spec
 from opprof.workload.plan import plan_lengths
 from opprof.workload.summary import summarize
 
+BLOCK_TOKENS = 16
+"""vLLM's KV block on a CUDA device."""
 _TRACE_MEDIAN_TOKENS = 7009
 _TRACE_SIGMA = 0.95
 """Protocol, "Private real-trace anchor": median 7,009 and 95 % quantile 25,629 tokens."""
@@ -57,6 +59,8 @@ class PlannedSource:
         self._shared = [
             [("prefix", pool, block) for block in range(pool_blocks)] for pool in range(pools)
         ]
+        self.named_blocks = False
+        """Whether a request's own blocks can be found again when it is sent a second time."""
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -67,8 +71,15 @@ class PlannedSource:
             prompt_json=b"[]",
             input_tokens=self._inputs[index],
             output_tokens=self._outputs[index],
-            contents=() if self._pools is None else self._shared[self._pools[index]],
+            contents=self._contents(index),
         )
+
+    def _contents(self, index: int) -> Sequence[object]:
+        shared: list[object] = [] if self._pools is None else list(self._shared[self._pools[index]])
+        if self.named_blocks:
+            whole = self._inputs[index] // BLOCK_TOKENS
+            shared += [("own", index, block) for block in range(len(shared), whole)]
+        return shared
 
 
 @dataclass(frozen=True)
@@ -79,9 +90,7 @@ class PlannedManifest:
     summary: ManifestSummary
 
 
-def plan_manifest(
-    file: ProtocolFile, pattern: str, *, block_tokens: int, workload_seed: int
-) -> PlannedManifest:
+def plan_manifest(file: ProtocolFile, pattern: str, *, workload_seed: int) -> PlannedManifest:
     """Plan a pattern's requests.
 
     Raises:
@@ -95,7 +104,7 @@ def plan_manifest(
     spec = spec_of(file, row, workload_seed)
     plan = plan_lengths(spec)
     outputs = np.full(spec.num_requests, spec.output_tokens, dtype=np.int64)
-    shared = getattr(spec.input, "prefix_tokens", 0) // block_tokens
+    shared = getattr(spec.input, "prefix_tokens", 0) // BLOCK_TOKENS
     source = PlannedSource(pattern, plan.input_tokens, outputs, plan.pool_index, shared)
     generator = {"algorithm": "opprof-rehearsal/1", "simulated": True, **spec.describe()}
     return PlannedManifest(source, _summary(source, row, spec.prefix, generator))

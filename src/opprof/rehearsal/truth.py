@@ -106,6 +106,10 @@ class Hang(_Where, frozen=True, tag="drain_hang", kw_only=True):
     seconds: Annotated[float, Meta(gt=0)]
 
 
+class StaleCache(_Where, frozen=True, tag="stale_prefix_cache", kw_only=True):
+    """An earlier load of the same manifest has left its prompts in the prefix cache."""
+
+
 class SlowNeighbour(_Where, frozen=True, tag="slow_neighbour", kw_only=True):
     """A co-located neighbour slows every step, from ``from_s`` to ``to_s`` of the run."""
 
@@ -128,6 +132,7 @@ Effect = (
     | OddWindows
     | Drops
     | Hang
+    | StaleCache
     | SlowNeighbour
     | OutOfMemory
 )
@@ -203,6 +208,7 @@ class Planted:
 
     effects: Effects
     drain_hang_s: float
+    stale_cache: bool
 
 
 def planted_in(
@@ -210,15 +216,17 @@ def planted_in(
 ) -> Planted:
     """Return what is planted in one run; ``start_ns``: where its clock starts."""
     values: dict[str, object] = {}
-    hang_s = 0.0
+    hang_s, stale = 0.0, False
     for effect in truth.file.effects:
         if not effect.acts(pattern, config, load_point):
             continue
         if isinstance(effect, Hang):
             hang_s += effect.seconds
+        elif isinstance(effect, StaleCache):
+            stale = True
         else:
             values |= _engine_values(effect, pattern, start_ns)
-    return Planted(Effects(**values), hang_s)  # type: ignore[arg-type]
+    return Planted(Effects(**values), hang_s, stale)  # type: ignore[arg-type]
 
 
 def _engine_values(effect: Effect, pattern: str, start_ns: int) -> dict[str, object]:

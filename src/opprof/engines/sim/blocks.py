@@ -35,6 +35,11 @@ class BlockPool:
         return self.count - self.used
 
     @property
+    def cached(self) -> int:
+        """Blocks whose content can be found."""
+        return len(self._cached)
+
+    @property
     def usage(self) -> float:
         """Fraction of blocks in use, 0..1."""
         return self.used / self.count

@@ -1,0 +1,161 @@
+"""The embedded engine beside the real runs that its cost model comes from, and the one held out.
+
+    python bench/sim_fidelity.py examples/h200-runs
+
+Each real run is rehearsed with its own request lengths, in its own order, at its own load, with the
+same seconds before, inside and after the clean interval; both run directories then go through the
+same analysis. Prints real, simulated and relative error of throughput, useful-token efficiency,
+mode shares, step times and family shares. ``--seeds N`` repeats with other noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from opprof.analysis.results import RunAnalysis
+from opprof.analysis.run import analyze_run
+from opprof.artifacts.run import RequestRecord, Timeline
+from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
+from opprof.engines.sim.config import SimConfig
+from opprof.engines.sim.cost import CostFile, load_cost
+from opprof.engines.sim.effects import Effects
+from opprof.protocol import Protocol, load_protocol
+from opprof.rehearsal.run import RehearsedRun, profiler_config, rehearse_run
+from opprof.rehearsal.source import PlannedManifest, PlannedSource
+from opprof.workload.summary import summarize
+
+S = 1_000_000_000
+FAMILIES = ("moe_gemm", "attention", "dense_gemm", "norm_elementwise", "moe_router", "collective")
+
+
+def manifest_of(timeline: Timeline, records: list[RequestRecord]) -> PlannedManifest:
+    """The run's own lengths, then the same again for what the simulation may send beyond them."""
+    records = sorted(records, key=lambda record: record.scheduled_mono_ns)
+    inputs = np.array([r.prompt_tokens for r in records if r.prompt_tokens] * 4, dtype=np.int64)
+    outputs = np.array([r.requested_output_tokens for r in records if r.prompt_tokens] * 4)
+    pools, blocks = None, 0
+    if timeline.pattern == "P08":
+        # The manifest's assignment is not in the run; eight balanced prefixes of 1,024 tokens are.
+        pools, blocks = np.arange(len(inputs)) % 8, 64
+    source = PlannedSource(timeline.pattern, inputs, outputs.astype(np.int64), pools, blocks)
+    summary = summarize(
+        sha256="0" * 64,
+        pattern=timeline.pattern,
+        arrival="steady",
+        prefix="high" if pools is not None else "none",
+        input_tokens=inputs,
+        output_tokens=outputs,
+        generator={"simulated": True},
+        tokenizer_sha256=None,
+        private=False,
+    )
+    return PlannedManifest(source, summary)
+
+
+def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: int) -> RunAnalysis:
+    """Rehearse a real run and analyse it."""
+    data = (root / "client" / "timeline.json").read_bytes()
+    timeline = msgspec.json.decode(data, type=Timeline)
+    lines = (root / "client" / "requests.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+    start_ns = min(record.scheduled_mono_ns for record in records)
+    clean = next(i for i in timeline.intervals if i.kind == "clean")
+    first, second = (i for i in timeline.intervals if i.kind == "profile")
+    ranks = 2 if "TP2" in timeline.config else 1
+    plan = RunPlan(
+        pattern=timeline.pattern,
+        config=timeline.config,
+        load_point=timeline.load_point,
+        role="primary",
+        load=Load(timeline.max_concurrency, timeline.rate_rps, 1),
+        warmup_ns=clean.start_mono_ns - start_ns,
+        segment_ns=clean.end_mono_ns - clean.start_mono_ns,
+        segments=1,
+        windows=Windows(2, 11, second.start_mono_ns - first.end_mono_ns, 180 * S),
+        drain=DrainBudget(120 * S, 120 * S, 1800 * S),
+        time_scale=1.0,
+    )
+    assert first.start_call_mono_ns is not None and first.stop_call_mono_ns is not None
+    window_s = (first.stop_call_mono_ns[0] - first.start_call_mono_ns[1]) / S
+    config = SimConfig(
+        model="m", tensor_parallel_size=ranks, profiler=profiler_config(protocol, out)
+    )
+    manifest = manifest_of(timeline, records)
+    run = RehearsedRun(
+        plan,
+        manifest,
+        config,
+        protocol,
+        seed,
+        Effects(),
+        # This run's prompts were in the prefix cache (contract, section 8).
+        stale_cache=timeline.pattern == "P09",
+        fixed_window_s=window_s,
+    )
+    rehearse_run(run, cost, out)
+    return analyze_run(out, protocol)
+
+
+def figures(analysis: RunAnalysis) -> dict[str, float]:
+    """The figures that are compared."""
+    union, end = analysis.layer1.clean_union, analysis.layer1.end_to_end
+    assert union is not None and end is not None
+    found = {
+        "requests/s": end.completed_rps or 0.0,
+        "output tokens/s": end.output_tokens_per_s or 0.0,
+        "E_token /ms": analysis.waste.e_token_per_ms or 0.0,
+        "TTFT p50 ms": end.from_scheduled.ttft_ms.p50 or 0.0,
+        "TPOT p50 ms": end.from_scheduled.tpot_ms.p50 or 0.0,
+        "step ms": union.step_duration_ms.mean or 0.0,
+        "decode batch": union.decode_batch.mean or 0.0,
+    }
+    found |= {f"mode {name}": share for name, share in union.mode_shares.items()}
+    windows = [window for window in analysis.kernels.windows if window.accepted]
+    for family in FAMILIES:
+        shares = [w.families[family].share for w in windows if family in w.families]
+        found[f"share {family}"] = statistics.fmean(shares) if shares else 0.0
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    protocol, cost = load_protocol(), load_cost()
+    assert protocol is not None
+    for root in sorted(arguments.runs.iterdir()):
+        if not (root / "client").is_dir():
+            continue
+        real = figures(analyze_run(root, protocol))
+        made = []
+        for seed in range(1, arguments.seeds + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                made.append(figures(simulate(root, Path(folder) / "run", cost, protocol, seed)))
+        mark = "held out" if root.name == cost.held_out_run else "fitted"
+        print(f"{root.name} ({mark})")
+        for name, value in real.items():
+            values = [one[name] for one in made]
+            mean = statistics.fmean(values)
+            if not value and not mean:
+                continue
+            is_share = name.startswith(("share", "mode"))
+            error = (
+                f"{(mean - value) * 100:+.1f} points"
+                if is_share
+                else (f"{mean / value - 1:+.1%}" if value else "-")
+            )
+            spread = f"{min(values):.4g} .. {max(values):.4g}"
+            print(f"  {name:24s} real {value:10.4g}  simulated {mean:10.4g} ({spread})  {error}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

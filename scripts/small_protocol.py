@@ -1,0 +1,114 @@
+"""Cut a protocol down to a few patterns under one configuration, for rehearsals that take a minute.
+
+    python scripts/small_protocol.py protocols/phase3.toml examples/rehearsal/three-patterns.toml
+
+What is not cut keeps the original's text. Durations, the representativeness limit (eight steps
+cannot meet the original's: see docs/simulation.md) and the numbers of resamples are the small
+design's own; the arithmetic that ``opprof protocol check`` recomputes is written anew.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from opprof.protocol.design import design
+from opprof.protocol.load import parse_protocol
+
+PATTERNS = ("P01", "P03", "P09")
+DROPPED_TABLES = {"private_source", "colocation", "partial_matrix"}
+DROPPED_LISTS = {"amendments", "open_decisions"}
+VALUES = {
+    "id": '"three-patterns"',
+    "title": '"Three patterns of Phase 3, shortened, for rehearsals"',
+    "warmup_s": "20",
+    "clean_segment_s": "20",
+    "recovery_s": "20",
+    "moderate_rate_fraction": "0.30",
+    "recovery_tolerance": "1.5",
+    "recovery_zero_median_waiting_max": "64",
+    "smd_max": "12.0",
+    "null_draws": "200",
+    "bootstrap_resamples": "2000",
+    "permutations": "5000",
+    "sentinel_patterns": "[]",
+    "sentinel_configs": "[]",
+    "extra": "[]",
+    "irregular": '["P09"]',
+    "contrasts": '[["P09", "P01"], ["P09", "P03"]]',
+    "gpu_hours_used": "0.0",
+}
+IN_TABLE = {
+    ("confirmations", "patterns"): "[]",
+    ("burnin", "pattern"): '"P01"',
+    ("burnin", "seconds"): "20",
+}
+
+
+def shrink(text: str) -> str:
+    """Return the small protocol's text."""
+    head, *blocks = re.split(r"(?m)^(?=\[)", text)
+    kept = [block for block in blocks if _kept(block)]
+    head = _set(head, "") + "amendments = []\nopen_decisions = []\n\n"
+    body = "".join(_set(block, _name(block)) for block in kept)
+    return _with_arithmetic(head + body)
+
+
+def _name(block: str) -> str:
+    match = re.match(r"\[+([\w.]+)\]+", block)
+    assert match is not None
+    return match.group(1)
+
+
+def _kept(block: str) -> bool:
+    name = _name(block)
+    identity = re.search(r'(?m)^id = "([^"]+)"', block)
+    if name == "patterns":
+        return identity is not None and identity.group(1) in PATTERNS
+    if name == "configs":
+        return identity is not None and identity.group(1) == "C00"
+    return name not in DROPPED_TABLES | DROPPED_LISTS
+
+
+def _set(block: str, table: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        key = match.group(1)
+        if table in ("patterns", "configs"):
+            return match.group(0)
+        value = IN_TABLE.get((table, key), VALUES.get(key))
+        return match.group(0) if value is None else f"{key} = {value}"
+
+    return re.sub(r"(?m)^(\w+) = [^\n]*$", replace, block)
+
+
+def _with_arithmetic(text: str) -> str:
+    """Write what ``opprof protocol check`` computes into ``[expected]`` and the estimates."""
+    counted = design(parse_protocol(text.encode(), source="small protocol").file)
+    values = msgspec.to_builtins(counted)
+    values["gpu_hours_estimate"] = round(counted.gpu_hours, 2)
+    values["wall_hours_estimate"] = round(counted.wall_hours, 2)
+    found = re.split(r"(?m)^(?=\[expected\])", text)
+    budget = re.sub(
+        r"(?m)^(gpu_hours_estimate|wall_hours_estimate) = .*$",
+        lambda m: f"{m.group(1)} = {values[m.group(1)]}",
+        found[0],
+    )
+    expected = re.sub(
+        r"(?m)^(\w+) = (\S+)$",
+        lambda m: f"{m.group(1)} = {values[m.group(1)]}" if m.group(1) in values else m.group(0),
+        found[1],
+    )
+    return budget + expected
+
+
+def main(arguments: list[str]) -> int:
+    source, target = map(Path, arguments)
+    target.write_text(shrink(source.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
