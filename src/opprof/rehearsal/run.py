@@ -179,9 +179,11 @@ def _fill_cache(pool: BlockPool, manifest: PlannedManifest) -> None:
     """Leave the first requests' blocks in the prefix cache, as an earlier load would."""
     for index in range(len(manifest.source)):
         contents = manifest.source[index].contents
-        blocks = pool.allocate(len(contents)) if pool.cached + len(contents) <= pool.count else None
-        if blocks is None:
+        # Half of the blocks: a full pool would evict each prompt just before it is sent.
+        if pool.cached + len(contents) > pool.count // 2:
             return
+        blocks = pool.allocate(len(contents))
+        assert blocks is not None
         pool.cache(blocks, 0, contents)
         pool.release(blocks)
 
