@@ -1,6 +1,10 @@
-"""Cut a protocol down to a few patterns under one configuration, for rehearsals that take a minute.
+"""Cut a protocol down to three patterns under one configuration, for rehearsals of a minute.
 
     python scripts/small_protocol.py protocols/phase3.toml examples/rehearsal/three-patterns.toml
+    python scripts/small_protocol.py protocols/phase3.toml examples/rehearsal/twins.toml --twins
+
+``--twins`` gives the irregular pattern the workload of its control: the two differ in nothing but
+what a truth file plants, so a rehearsal shows which planted waste a design can find.
 
 What is not cut keeps the original's text. Durations, the representativeness limit (eight steps
 cannot meet the original's: see docs/simulation.md) and the numbers of resamples are the small
@@ -18,17 +22,30 @@ import msgspec
 from opprof.protocol.design import design
 from opprof.protocol.load import parse_protocol
 
-PATTERNS = ("P01", "P03", "P09")
+PATTERNS = {False: ("P01", "P03", "P09"), True: ("P01", "P02", "P09")}
+"""By whether the irregular pattern is its control's twin."""
+TWIN_ROWS = {
+    "P09": {"input": '"uniform:128:512"', "cell": '"twin of P01"'},
+    # Steps of prefill alone, without which interference cannot be told from its parts.
+    "P02": {"output": '"fixed:1"', "cell": '"prefill only"'},
+}
+TWIN_VALUES = {
+    "id": '"twins"',
+    "title": '"Twin patterns, which differ only in what is planted, for rehearsals"',
+    "moderate_rate_fraction": "0.20",
+    "contrasts": '[["P09", "P01"]]',
+}
 DROPPED_TABLES = {"private_source", "colocation", "partial_matrix"}
 DROPPED_LISTS = {"amendments", "open_decisions"}
 VALUES = {
     "id": '"three-patterns"',
     "title": '"Three patterns of Phase 3, shortened, for rehearsals"',
+    "num_requests": "65536",
     "warmup_s": "20",
     "clean_segment_s": "20",
     "recovery_s": "20",
     "moderate_rate_fraction": "0.30",
-    "recovery_tolerance": "1.5",
+    "recovery_tolerance": "20.0",
     "recovery_zero_median_waiting_max": "64",
     "smd_max": "12.0",
     "null_draws": "200",
@@ -48,12 +65,13 @@ IN_TABLE = {
 }
 
 
-def shrink(text: str) -> str:
+def shrink(text: str, *, twins: bool) -> str:
     """Return the small protocol's text."""
     head, *blocks = re.split(r"(?m)^(?=\[)", text)
-    kept = [block for block in blocks if _kept(block)]
-    head = _set(head, "") + "amendments = []\nopen_decisions = []\n\n"
-    body = "".join(_set(block, _name(block)) for block in kept)
+    kept = [block for block in blocks if _kept(block, twins)]
+    values = {**VALUES, **TWIN_VALUES} if twins else VALUES
+    head = _set(head, "", values) + "amendments = []\nopen_decisions = []\n\n"
+    body = "".join(_set(block, _name(block), values) for block in kept)
     return _with_arithmetic(head + body)
 
 
@@ -63,22 +81,27 @@ def _name(block: str) -> str:
     return match.group(1)
 
 
-def _kept(block: str) -> bool:
+def _kept(block: str, twins: bool) -> bool:
     name = _name(block)
     identity = re.search(r'(?m)^id = "([^"]+)"', block)
     if name == "patterns":
-        return identity is not None and identity.group(1) in PATTERNS
+        return identity is not None and identity.group(1) in PATTERNS[twins]
     if name == "configs":
         return identity is not None and identity.group(1) == "C00"
     return name not in DROPPED_TABLES | DROPPED_LISTS
 
 
-def _set(block: str, table: str) -> str:
+def _set(block: str, table: str, values: dict[str, str]) -> str:
+    identity = re.search(r'(?m)^id = "([^"]+)"', block)
+    twins = table == "patterns" and values["id"] == '"twins"' and identity is not None
+    row = TWIN_ROWS.get(identity.group(1), {}) if twins and identity is not None else {}
+
     def replace(match: re.Match[str]) -> str:
         key = match.group(1)
         if table in ("patterns", "configs"):
-            return match.group(0)
-        value = IN_TABLE.get((table, key), VALUES.get(key))
+            value = row.get(key)
+        else:
+            value = IN_TABLE.get((table, key), values.get(key))
         return match.group(0) if value is None else f"{key} = {value}"
 
     return re.sub(r"(?m)^(\w+) = [^\n]*$", replace, block)
@@ -105,8 +128,8 @@ def _with_arithmetic(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    source, target = map(Path, arguments)
-    target.write_text(shrink(source.read_text()))
+    source, target = (Path(text) for text in arguments[:2])
+    target.write_text(shrink(source.read_text(), twins="--twins" in arguments))
     return 0
 
 

@@ -86,9 +86,13 @@ def test_a_planted_lead_is_exact_and_keeps_the_step() -> None:
 
 def test_planted_padding_and_misses_change_the_dispatch() -> None:
     plain = Dispatch("FULL", 8)
-    assert Effects(padding=0.5).dispatch(plain, 8, 1.0) == ("FULL", 16)
-    assert Effects(miss_rate=0.3).dispatch(plain, 8, 0.29) == ("NONE", 0)
-    assert Effects(miss_rate=0.3).dispatch(plain, 8, 0.31) == plain
+    assert Effects(padding=0.5).dispatch(plain, 8, 1.0, H200_SIZES) == ("FULL", 16)
+    assert Effects(padding=0.2).dispatch(plain, 8, 1.0, H200_SIZES) == ("FULL", 16)
+    # Above the last captured size there is nothing to pad to.
+    last = Dispatch("FULL", 512)
+    assert Effects(padding=0.5).dispatch(last, 500, 1.0, H200_SIZES) == last
+    assert Effects(miss_rate=0.3).dispatch(plain, 8, 0.29, H200_SIZES) == ("NONE", 0)
+    assert Effects(miss_rate=0.3).dispatch(plain, 8, 0.31, H200_SIZES) == plain
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class CampaignReport:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class Cell:
     """What one worker process needs to rehearse a cell."""
 
     protocol_bytes: bytes
@@ -110,7 +110,7 @@ def rehearse_campaign(
     source = protocol.source
     both: tuple[LoadPoint, ...] = ("saturation", "moderate")
     cells = [
-        _Cell(protocol_bytes, source, pattern, config, both, "primary", truth, seed, out, None)
+        Cell(protocol_bytes, source, pattern, config, both, "primary", truth, seed, out, None)
         for pattern, config in execution_order(protocol.file)
     ]
     done = _map(cells, jobs, advance)
@@ -122,7 +122,7 @@ def rehearse_campaign(
         if isinstance(run, RunReport) and run.load_point == "saturation"
     }
     confirmations = [
-        _Cell(
+        Cell(
             protocol_bytes,
             source,
             pattern,
@@ -144,7 +144,7 @@ def rehearse_campaign(
 
 
 def _map(
-    cells: Sequence[_Cell], jobs: int, advance: Callable[[str], None]
+    cells: Sequence[Cell], jobs: int, advance: Callable[[str], None]
 ) -> list[list[RunReport | Skipped]]:
     if jobs <= 1 or len(cells) <= 1:
         done = []
@@ -171,7 +171,7 @@ def _line(found: Sequence[RunReport | Skipped]) -> str:
     return ", ".join(parts)
 
 
-def _rehearse_cell(cell: _Cell) -> list[RunReport | Skipped]:
+def _rehearse_cell(cell: Cell) -> list[RunReport | Skipped]:
     """Rehearse the runs of one cell, in order."""
     protocol = parse_protocol(cell.protocol_bytes, source=cell.protocol_source)
     cost = load_cost()
@@ -182,7 +182,7 @@ def _rehearse_cell(cell: _Cell) -> list[RunReport | Skipped]:
     for load_point in cell.load_points:
         rate = None
         if load_point == "moderate":
-            rate = _rate(cell, protocol, manifest, saturation)
+            rate = moderate_rate(cell, protocol, manifest, saturation)
         if isinstance(rate, str):
             done.append(Skipped(cell.pattern, cell.config, load_point, cell.role, rate))
             continue
@@ -193,8 +193,8 @@ def _rehearse_cell(cell: _Cell) -> list[RunReport | Skipped]:
     return done
 
 
-def _rate(
-    cell: _Cell, protocol: Protocol, manifest: PlannedManifest, saturation: Path | None
+def moderate_rate(
+    cell: Cell, protocol: Protocol, manifest: PlannedManifest, saturation: Path | None
 ) -> DerivedRate | str:
     """Derive the moderate rate as the client does; a text says why there is none."""
     if saturation is None:
@@ -213,7 +213,7 @@ def _rate(
 
 
 def _rehearse(
-    cell: _Cell,
+    cell: Cell,
     protocol: Protocol,
     cost: CostFile,
     manifest: PlannedManifest,
@@ -222,6 +222,24 @@ def _rehearse(
 ) -> RunReport:
     suffix = "" if cell.role == "primary" else f"-{cell.role}"
     folder = cell.out / f"{cell.pattern}-{cell.config}-{load_point}{suffix}"
+    run = planned_run(protocol, cell, manifest, load_point, rate, folder)
+    result = rehearse_run(run, cost, folder)
+    return _report(folder, result, run.config.tensor_parallel_size)
+
+
+def planned_run(
+    protocol: Protocol,
+    cell: Cell,
+    manifest: PlannedManifest,
+    load_point: LoadPoint,
+    rate: DerivedRate | None,
+    folder: Path,
+) -> RehearsedRun:
+    """Return one run as the protocol and the truth want it.
+
+    Raises:
+        InputError: the protocol has no such configuration, or options that do not go together.
+    """
     row = protocol.config(cell.config)
     if row is None:
         raise InputError(f"the protocol has no configuration {cell.config}")
@@ -245,7 +263,7 @@ def _rehearse(
         profiler=profiler_config(protocol, folder),
     )
     extra = {"truth": cell.truth.file.name, "truth_sha256": cell.truth.sha256}
-    run = RehearsedRun(
+    return RehearsedRun(
         plan=plan,
         manifest=manifest,
         config=config,
@@ -256,8 +274,6 @@ def _rehearse(
         stale_cache=planted.stale_cache,
         extra=extra,
     )
-    result = rehearse_run(run, cost, folder)
-    return _report(folder, result, row.tensor_parallel_size)
 
 
 def run_seed(seed: int, name: str) -> int:

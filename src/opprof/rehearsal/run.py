@@ -8,6 +8,7 @@ nor bytes depend on how fast this machine is.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from opprof.client.virtual import FixedWindow, VirtualClock
 from opprof.code_hash import code_sha256
 from opprof.engines.sim.blocks import BlockPool
 from opprof.engines.sim.config import ProfilerConfig, SimConfig
-from opprof.engines.sim.cost import CostFile
+from opprof.engines.sim.cost import CostFile, StepShape
 from opprof.engines.sim.effects import Effects
 from opprof.engines.sim.engine import SimEngine
+from opprof.engines.sim.graphs import Dispatch
 from opprof.engines.sim.kineto import TraceWriter
 from opprof.engines.sim.layer1 import StepRecorder
 from opprof.engines.sim.profiler import Profiler
@@ -153,14 +155,23 @@ class _Stage:
             self.engine.stall(round(self.run.drain_hang_s * 1e9))
 
 
-def rehearse_run(run: RehearsedRun, cost: CostFile, folder: Path) -> Result:
+def rehearse_run(
+    run: RehearsedRun,
+    cost: CostFile,
+    folder: Path,
+    *,
+    on_shape: Callable[[int, Dispatch, StepShape], None] | None = None,
+) -> Result:
     """Rehearse one run into ``folder`` (a run directory) and return the client's verdict.
+
+    ``on_shape`` hears every executed step's index, dispatch and shape.
 
     Raises:
         StateConflict: the folder holds a run already.
         EnvironmentFailure: a file cannot be written.
     """
     stage = _Stage(run, cost, folder)
+    stage.engine.on_shape = on_shape
     report = msgspec.json.format(msgspec.json.encode(run.config.report(cost)), indent=1)
     write_atomic(stage.stream.with_name("engine-config.json"), report + b"\n")
     stage.go()

@@ -89,9 +89,9 @@ class Opaque(_Where, frozen=True, tag="opaque_replays", kw_only=True):
 
 
 class OddWindows(_Where, frozen=True, tag="unrepresentative_windows", kw_only=True):
-    """The token budget shrinks to a fraction while a profile window is open."""
+    """Starting a profile window stalls the engine, so a backlog fills the window."""
 
-    budget_fraction: Annotated[float, Meta(gt=0, lt=1)]
+    stall_s: Annotated[float, Meta(gt=0)]
 
 
 class Drops(_Where, frozen=True, tag="dropped_records", kw_only=True):
@@ -240,7 +240,7 @@ def _engine_values(effect: Effect, pattern: str, start_ns: int) -> dict[str, obj
         case Opaque():
             return {"opaque": True}
         case OddWindows():
-            return {"window_budget": effect.budget_fraction}
+            return {"window_stall_ns": round(effect.stall_s * 1e9)}
         case Drops():
             return {"dropped_steps": frozenset(effect.steps)}
         case SlowNeighbour():

@@ -8,7 +8,8 @@ without its cost, steps are slowed by a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opprof.artifacts.layer1 import GraphMode
@@ -64,7 +65,7 @@ class Effects:
     lead: Lead | None = None
     same_shares: bool = False
     padding: float = 0.0
-    """Slack of every graph's bucket: 1 - unpadded/bucket."""
+    """Least slack of every graph's bucket: 1 - unpadded/bucket, up to the next captured size."""
     padding_costs: bool = True
     """Padded tokens take time, as real ones do."""
     miss_rate: float = 0.0
@@ -79,20 +80,24 @@ class Effects:
     """Factor on every step: the efficiency loss that goes with a waste."""
     opaque: bool = False
     """Graph replays leave no kernel records."""
-    window_budget: float = 1.0
-    """Token budget while a profile window is open, as a fraction."""
+    window_stall_ns: int = 0
+    """The start call of a profile window blocks this much longer, so a backlog fills the window."""
     dropped_steps: frozenset[int] = frozenset()
     neighbour: Neighbour | None = None
     oom_step: int | None = None
     """The engine dies when this step is submitted."""
 
-    def dispatch(self, plain: Dispatch, tokens: int, draw: float) -> Dispatch:
-        """Return the dispatch with planted padding or misses; ``draw`` is uniform in [0, 1)."""
+    def dispatch(self, plain: Dispatch, tokens: int, draw: float, sizes: Sequence[int]) -> Dispatch:
+        """Return the dispatch with planted padding or misses.
+
+        ``draw`` is uniform in [0, 1); a padded bucket is a captured one of ``sizes`` (ascending).
+        """
         if draw < self.miss_rate:
             return Dispatch("NONE", 0)
         if self.padding and plain.mode != "NONE":
-            bucket = math.ceil(tokens / (1.0 - self.padding))
-            return Dispatch(plain.mode, max(plain.bucket_tokens, bucket))
+            at = bisect_left(sizes, math.ceil(tokens / (1.0 - self.padding)))
+            if at < len(sizes):
+                return Dispatch(plain.mode, max(plain.bucket_tokens, sizes[at]))
         return plain
 
     def shares(self, parts: dict[str, float], mode: GraphMode) -> dict[str, float]:

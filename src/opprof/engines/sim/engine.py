@@ -122,6 +122,8 @@ class SimEngine:
         self.counters = Counters()
         self.dead = False
         self.on_step: Callable[[Batch, Delivered, int], None] = _nobody
+        self.on_shape: Callable[[int, Dispatch, StepShape], None] | None = None
+        """Hears every executed step's index, dispatch and shape."""
         self._clock = clock
         self._recorder = recorder
         self._profiler = profiler
@@ -266,6 +268,8 @@ class SimEngine:
                 self._profiler.capture_empty(batch.step, now_ns)
             return _Flight(batch, None, now_ns, end_ns, profiled), now_ns + stall_ns
         dispatch, shape = self._dispatch(batch)
+        if self.on_shape is not None:
+            self.on_shape(batch.step, dispatch, shape)
         parts = self._parts(shape, batch)
         kernel_ns = round(sum(parts.values()) * MS)
         gap_ns = round(self.cost.host.gap_ms[dispatch.mode] * MS)
@@ -296,7 +300,7 @@ class SimEngine:
         effects, tokens = self._effects, batch.total_tokens
         plain = self._dispatcher(tokens, uniform_decode=tokens == batch.requests)
         draw = self._random.random() if effects.miss_rate else 1.0
-        dispatch = effects.dispatch(plain, tokens, draw)
+        dispatch = effects.dispatch(plain, tokens, draw, self._dispatcher.sizes)
         paid = dispatch
         if dispatch.mode == "NONE" and not effects.miss_costs:
             paid = plain
@@ -378,11 +382,9 @@ class SimEngine:
             done(False)
             return now_ns
         if call == "start":
-            took_ns = profiler.start(now_ns)
-            self.scheduler.budget_factor = self._effects.window_budget
+            took_ns = profiler.start(now_ns) + self._effects.window_stall_ns
         else:
             took_ns = profiler.stop(now_ns)
-            self.scheduler.budget_factor = 1.0
         self._clock.call_at(now_ns + took_ns, lambda: done(True))
         return now_ns + took_ns
 

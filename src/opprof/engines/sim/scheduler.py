@@ -148,8 +148,6 @@ class Scheduler:
         self.waiting: deque[SimRequest] = deque()
         self.running: dict[SimRequest, None] = {}
         self.preemptions = 0
-        self.budget_factor = 1.0
-        """Fraction of the token budget in force; below 1 only where it is planted."""
         self._flush = False
         self._step = 0
         self._tick = 0
@@ -199,7 +197,7 @@ class Scheduler:
         """Decide the next step."""
         self._flush = False
         tick = self._tick + 1
-        step = _Step(max(1, round(self.limits.max_num_batched_tokens * self.budget_factor)))
+        step = _Step(self.limits.max_num_batched_tokens)
         self._leave(tick)
         self._join(tick)
         self._give_blocks(tick, step)

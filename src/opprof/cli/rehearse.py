@@ -1,0 +1,215 @@
+"""``opprof rehearse``: a whole campaign in virtual time, before any GPU hour is spent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from opprof.cli.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from opprof.artifacts.rehearsal import Rate, Rehearsal
+
+
+@click.command("rehearse")
+@click.argument("protocol_source", metavar="PROTOCOL")
+@click.option(
+    "--truth",
+    "truth_path",
+    type=click.Path(path_type=Path),
+    help="TOML file of planted truths; without it nothing is planted.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--repeat",
+    "repeats",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Repeat the decision N times on the fast path; shares of outcomes with 95 % intervals.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the runs, decision.json and rehearsal.json here; must be new or empty.",
+)
+@click.option("--jobs", type=click.IntRange(1, 256), help="Worker processes [cores, at most 2].")
+@json_option
+def rehearse(
+    protocol_source: str,
+    truth_path: Path | None,
+    seed: int,
+    repeats: int,
+    out: Path | None,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Rehearse PROTOCOL on the embedded engine: everything that comes out is simulated.
+
+    Prints cost, gates that would fail, the resolution of each test, and the decision. Exit code 1
+    when the truth file's expectation is missed; without an expectation, when the decision is
+    INVALID or a run could not be made.
+    """
+    from opprof.decision.write import write_decision
+    from opprof.errors import InputError
+    from opprof.files import write_atomic
+    from opprof.protocol import load_protocol
+    from opprof.rehearsal.rehearse import rehearse as run_rehearsal
+    from opprof.rehearsal.truth import Expectation, load_truth
+
+    protocol = load_protocol(protocol_source)
+    if protocol is None:
+        raise InputError("a rehearsal needs a protocol")
+    truth = load_truth(truth_path, [row.id for row in protocol.file.patterns])
+    workers = jobs or min(2, os.cpu_count() or 1)
+    with _folder(out) as folder:
+        done = run_rehearsal(
+            protocol,
+            truth,
+            folder,
+            seed=seed,
+            repeats=repeats,
+            jobs=workers,
+            advance=lambda line: click.echo(line, err=True),
+        )
+        if out is not None:
+            write_atomic(out / "rehearsal.json", _pretty(done.report))
+            if done.decision is not None:
+                write_decision(done.decision, out)
+    if as_json:
+        print_json(done.report)
+    else:
+        _print(done.report, done.repeats_reason)
+    raise SystemExit(_exit_code(done.report, expects=truth.file.expect != Expectation()))
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    from opprof.errors import StateConflict
+
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="opprof-rehearsal-") as name:
+            yield Path(name)
+        return
+    if out.exists() and any(out.iterdir()):
+        raise StateConflict("is not empty: a rehearsal never overwrites another", path=out)
+    out.mkdir(parents=True, exist_ok=True)
+    yield out
+
+
+def _pretty(value: object) -> bytes:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _exit_code(report: Rehearsal, *, expects: bool) -> int:
+    if expects:
+        return int(bool(report.expectation_missed))
+    compound = report.verdicts.get("compound")
+    return int(compound is None or compound.outcome == "INVALID" or bool(report.skipped))
+
+
+# --------------------------------------------------------------------------- output
+
+
+def _print(report: Rehearsal, repeats_reason: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=False, highlight=False)
+    cost = report.cost
+    console.print(
+        f"SIMULATED rehearsal of {report.protocol_id}, truth {report.truth!r}, seed {report.seed}: "
+        "no figure here is a measurement",
+        markup=False,
+    )
+    console.print(
+        f"{cost.measured_runs} runs, {cost.gpu_hours:.2f} GPU hours and {cost.wall_hours:.2f} wall "
+        f"hours one after the other (planned {cost.planned_gpu_hours:.2f} and "
+        f"{cost.planned_wall_hours:.2f}; the budget leaves {cost.budget_gpu_hours:.2f} GPU hours)"
+    )
+    runs = Table("run", "client", "req/s", "offered", "seconds", "why", title="Runs")
+    for run in report.runs:
+        runs.add_row(
+            run.name,
+            "accepted" if run.accepted else "refused",
+            _number(run.completed_rps),
+            _number(run.offered_rps),
+            f"{run.virtual_s:.0f}",
+            "; ".join(run.reasons),
+        )
+    for skipped in report.skipped:
+        runs.add_row(skipped.name, "not made", "", "", "", skipped.reason)
+    gates = Table(
+        "gate", "takes away", "judged", "failed", "under no effect", "first failure", title="Gates"
+    )
+    for gate in report.gates:
+        if gate.failed.count or (gate.no_effect is not None and gate.no_effect.count):
+            gates.add_row(
+                gate.gate,
+                gate.reach,
+                str(gate.judged),
+                _rate(gate.failed),
+                "-" if gate.no_effect is None else _rate(gate.no_effect),
+                gate.example,
+            )
+    sound = sum(gate.judged > 0 and not gate.failed.count for gate in report.gates)
+    tests = Table("test", "threshold", "resolution", "", title="Resolution (80 % power)")
+    for row in report.resolution:
+        shown = "unknown" if row.resolution is None else f"{row.resolution:.3f}"
+        tests.add_row(row.test, f"{row.threshold:g}", shown, row.reason)
+    for table in (runs, gates):
+        console.print(table)
+    console.print(f"{sound} gates passed wherever they were judged")
+    if report.resolution:
+        console.print(tests)
+    for name, verdict in report.verdicts.items():
+        console.print(f"{name}: {verdict.outcome}", markup=False)
+        for reason in verdict.reasons[:6]:
+            console.print(f"  {reason}", markup=False)
+    _print_repeats(console, report, repeats_reason)
+    for line in report.expectation_missed:
+        console.print(f"expectation missed: {line}", markup=False)
+
+
+def _print_repeats(console: object, report: Rehearsal, reason: str | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    assert isinstance(console, Console)
+    if reason is not None:
+        console.print(f"no repeats: {reason}", markup=False)
+    repeats = report.repeats
+    if repeats is None:
+        return
+    table = Table(
+        "part",
+        "outcome",
+        "share",
+        title=f"{repeats.repeats} repeats on the fast path ({repeats.resamples} resamples, "
+        f"{repeats.permutations} permutations)",
+    )
+    for part, outcomes in repeats.outcomes.items():
+        for outcome, found in outcomes.items():
+            table.add_row(part, outcome, _rate(found))
+    for gate, found in repeats.gates.items():
+        table.add_row("gate", f"{gate} fails a load point", _rate(found))
+    if repeats.recovered is not None:
+        table.add_row("truth", "recovered as expected", _rate(repeats.recovered))
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _rate(rate: Rate) -> str:
+    if rate.share is None or rate.low is None or rate.high is None:
+        return "-"
+    return f"{rate.count}/{rate.trials} = {rate.share:.0%} ({rate.low:.0%} to {rate.high:.0%})"
