@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -210,3 +212,21 @@ def test_percentile_ends_refuse_what_they_cannot_do_exactly() -> None:
     plan = BlockPlan(bins=7, block_bins=3)
     with pytest.raises(ValueError, match="multiple"):
         percentile_ends([], [50], plan, np.zeros((1, 3), np.int64), 0.9)
+
+
+def test_the_active_set_ends_where_rounding_keeps_a_bounding_variable_above_zero() -> None:
+    # Normal equations of a rehearsed run: without the bound leaving by name this never returned.
+    with np.load(Path(__file__).parent / "data" / "nnls_cycle.npz") as found:
+        gram, target = found["gram"], found["target"]
+    solution = nonnegative_solution(gram, target)
+    gradient = target - gram @ solution
+    assert (solution >= 0).all()
+    assert np.abs(gradient[solution > 0]).max() < 1e-6 * np.abs(target).max()
+    assert gradient.max() < 1e-6 * np.abs(target).max()
+
+
+def test_a_surface_predicts_nothing_for_no_points() -> None:
+    tokens, requests = integers(1, 400, 60), integers(1, 4, 60)
+    surface = fit_surface(tokens, requests, tokens * 0.1, RULE)
+    empty = np.zeros(0, np.int64)
+    assert surface.predict(empty, empty).shape == (0,)

@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "opprof.cli.materialize:materialize_private",
         "Write a private manifest of real prompts.",
     ),
+    "rehearse": (
+        "opprof.cli.rehearse:rehearse",
+        "Rehearse a protocol on the embedded engine: cost, gates, decision (simulated).",
+    ),
     "serve-sim": (
         "opprof.cli.serve_sim:serve_sim",
         "Serve vLLM's interface on the embedded engine (simulated).",

@@ -158,7 +158,7 @@ def _population(
             derived = found
         run = planned_run(protocol, cell, manifest, load_point, derived, folder)
         windows = replace(run.plan.windows, count=POPULATION_WINDOWS)
-        run = replace(run, plan=replace(run.plan, windows=windows))
+        run = replace(run, plan=replace(run.plan, windows=windows), write_traces=False)
         keeper = ShapeKeeper()
         rehearse_run(run, cost, folder, on_shape=keeper)
         population = read_population(folder, keeper, protocol, run.config.sizes, run.effects)

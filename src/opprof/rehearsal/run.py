@@ -35,7 +35,7 @@ from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.graphs import Dispatch
 from opprof.engines.sim.kineto import TraceWriter
 from opprof.engines.sim.layer1 import StepRecorder
-from opprof.engines.sim.profiler import Profiler
+from opprof.engines.sim.profiler import Profiler, WindowCapture
 from opprof.errors import EnvironmentFailure
 from opprof.files import write_atomic
 from opprof.protocol import Protocol
@@ -65,6 +65,8 @@ class RehearsedRun:
     """Planted: the engine hangs this long when the drain begins."""
     stale_cache: bool = False
     """Planted: an earlier load left every prompt in the prefix cache (FIELD-CASES 15)."""
+    write_traces: bool = True
+    """False: windows cost what they cost, and no file is written (populations)."""
     fixed_window_s: float | None = None
     """Length of a profile window; None ends it when its iterations are over."""
     extra: dict[str, Any] | None = None
@@ -102,7 +104,8 @@ class _Stage:
                 step_annotations=config.step_annotations,
             )
             events = self.stream.with_name("engine-0.profiler.ndjson")
-            profiler = Profiler(config.profiler, cost.profiler, ranks, writer.write, events)
+            write = writer.write if run.write_traces else _write_nothing
+            profiler = Profiler(config.profiler, cost.profiler, ranks, write, events)
         self.engine = SimEngine(
             config,
             cost,
@@ -184,6 +187,10 @@ def rehearse_run(
     stage.output.write_all(artefacts, facts, binding)
     _write_records(run, folder, names)
     return artefacts.result
+
+
+def _write_nothing(_window: WindowCapture) -> list[Path]:
+    return []
 
 
 def _fill_cache(pool: BlockPool, manifest: PlannedManifest) -> None:

@@ -152,9 +152,14 @@ def nonnegative_solution(gram: Float64, target: Float64) -> Float64:
         free[int(np.argmax(np.where(free, -np.inf, gradient)))] = True
         trial = _free_solution(gram, target, free)
         while free.any() and float(trial[free].min()) <= 0:
-            falling = free & (trial <= 0)
-            step = float((solution[falling] / (solution[falling] - trial[falling])).min())
+            falling = np.flatnonzero(free & (trial <= 0))
+            here, there = solution[falling], trial[falling]
+            ratios = here / np.maximum(here - there, np.finfo(np.float64).tiny)
+            step = float(ratios.min())
             solution += step * (trial - solution)
+            # What bounds the step leaves by name: rounding may keep it just above zero, and then
+            # the same step would be taken for ever.
+            free[falling[ratios <= step]] = False
             free &= solution > 0
             solution[~free] = 0.0
             trial = _free_solution(gram, target, free)
@@ -183,7 +188,7 @@ def _axis(values: Int64, size: int, rule: SplineRule) -> Axis:
 def _design(tokens: Axis, requests: Axis, x: Int64, y: Int64) -> Float64:
     """Tensor product of both bases, float64[points, tokens.size * requests.size]."""
     left, right = tokens.basis(x), requests.basis(y)
-    return (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+    return (left[:, :, None] * right[:, None, :]).reshape(len(left), left.shape[1] * right.shape[1])
 
 
 def _penalty(tokens: Axis, requests: Axis) -> Float64:

@@ -1,0 +1,163 @@
+"""Whole small campaigns: planted truths come back, repeats agree with the whole path."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from opprof.artifacts.rehearsal import Rehearsal
+from opprof.cli.rehearse import rehearse as command
+from opprof.decision.series import CleanSeries
+from opprof.errors import InputError, SchemaError, StateConflict
+from opprof.protocol import load_protocol
+from opprof.protocol.check import check_protocol
+from opprof.rehearsal.campaign import run_seed
+from opprof.rehearsal.fast import resample_series, waste_of
+from opprof.rehearsal.repeats import rate
+from opprof.rehearsal.truth import NOTHING, load_truth, planted_in
+from opprof.statistics.interference import StepTimes
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
+PATTERNS = ["P01", "P02", "P03", "P09"]
+SHORT = {
+    "warmup_s": "4",
+    "clean_segment_s": "4",
+    "recovery_s": "4",
+    "warmup_completions_min": "1",
+    "block_s": "1.0",
+    "bin_s": "0.5",
+    "bootstrap_resamples": "200",
+    "null_draws": "20",
+    "smd_max": "1000.0",
+}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The twins protocol in seconds instead of minutes."""
+    text = (EXAMPLES / "twins.toml").read_text()
+    for key, value in SHORT.items():
+        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+        assert count == 1, key
+    path = tmp_path_factory.mktemp("protocol") / "short.toml"
+    path.write_text(text)
+    return path
+
+
+def run(arguments: Sequence[object]) -> tuple[int, str]:
+    result = CliRunner().invoke(command, [str(item) for item in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout
+
+
+def test_an_inversion_comes_back_with_its_repeats(short: Path, tmp_path: Path) -> None:
+    truth = EXAMPLES / "truths" / "inversion.toml"
+    out = tmp_path / "out"
+    arguments = [short, "--truth", truth, "--seed", 3, "--repeat", 2, "--jobs", 1, "--out", out]
+    code, text = run([*arguments, "--json"])
+    report = msgspec.json.decode(text, type=Rehearsal)
+    assert report.simulated and report.verdicts["H1a"].outcome == "CONFIRMED"
+    assert code == 0 and report.expectation_missed == []
+    assert len(report.runs) == 6 and all(run.accepted for run in report.runs), report.runs
+    assert report.cost.gpu_hours > 0
+    assert {row.gate for row in report.gates} >= {"representativeness", "recovery"}
+    assert any(row.test == "gap P01/P02" and row.resolution for row in report.resolution)
+    assert report.repeats is not None and report.repeats.recovered is not None
+    # The fast path agrees with the whole path on a truth as plain as this one.
+    assert report.repeats.recovered.count == report.repeats.repeats == 2
+    decision = json.loads((out / "decision.json").read_bytes())
+    assert decision["simulated"] is True and "simulated" in decision["label"]
+    for file in ("client/timeline.json", "client/result.json", "environment.json"):
+        assert json.loads((out / "runs" / report.runs[0].name / file).read_bytes())["simulated"]
+    with pytest.raises(StateConflict):
+        run(arguments)
+
+
+def test_faults_are_found_and_the_output_says_simulated(short: Path, tmp_path: Path) -> None:
+    truth = tmp_path / "faults.toml"
+    text = (EXAMPLES / "truths" / "faults.toml").read_text().replace("step = 400", "step = 200")
+    truth.write_text(text.replace("[500, 501]", "[100, 101]"))
+    code, text = run([short, "--truth", truth, "--jobs", 1])
+    assert code == 0 and "SIMULATED" in text and "refused" in text
+    assert "H1b: INVALID" in text
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in (EXAMPLES / "truths").glob("*.toml")))
+def test_every_example_truth_is_readable(name: str) -> None:
+    truth = load_truth(EXAMPLES / "truths" / name, PATTERNS)
+    assert truth.file.name == name.removesuffix(".toml") and truth.sha256 is not None
+
+
+@pytest.mark.parametrize("name", ["three-patterns.toml", "twins.toml"])
+def test_example_protocols_are_sound(name: str) -> None:
+    protocol = load_protocol(EXAMPLES / name)
+    assert protocol is not None and check_protocol(protocol.file) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("schema = 1\nname = [", InputError),
+        ('schema = 1\nname = "x"\nodd = 1\n', SchemaError),
+        ('schema = 1\nname = "x"\n[[effects]]\nkind = "opaque_replays"\npatterns = ["P77"]\n',
+         InputError),
+        ('schema = 1\nname = "x"\n[[effects]]\nkind = "waste"\nwaste = "padding"\nsize = 2.0\n'
+         "efficiency_loss = 0.0\n", SchemaError),
+    ],
+)  # fmt: skip
+def test_unusable_truths(tmp_path: Path, text: str, error: type[Exception]) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(text)
+    with pytest.raises(error):
+        load_truth(path, PATTERNS)
+
+
+def test_effects_act_where_they_are_planted() -> None:
+    truth = load_truth(EXAMPLES / "truths" / "padding-with-loss.toml", PATTERNS)
+    planted = planted_in(truth, "P09", "C00", "moderate", 0).effects
+    other = planted_in(truth, "P01", "C00", "moderate", 0).effects
+    assert planted.padding == 0.2 and planted.slowdown == pytest.approx(1 / 0.9)
+    assert other.padding == 0.0 and other.slowdown == 1.0 and other.same_shares
+    assert planted_in(NOTHING, "P01", "C00", "moderate", 0).effects.slowdown == 1.0
+
+
+def test_runs_have_their_own_streams() -> None:
+    assert run_seed(1, "a") != run_seed(1, "b") != run_seed(2, "b")
+    assert run_seed(1, "a") == run_seed(1, "a")
+
+
+def series(bins: int = 40) -> CleanSeries:
+    steps = np.arange(bins * 3)
+    names = ("padded_tokens", "bucket_tokens", "miss_steps", "executed_steps", "step_ms")
+    names += ("eligible_miss_steps", "overflow_steps", "scheduled_tokens")
+    sums = {name: np.arange(bins, dtype=np.float64) + 1 for name in names}
+    times = StepTimes(steps, steps, steps, steps, steps.astype(np.float64))
+    return CleanSeries(bins, 5, sums, times, steps // 3)
+
+
+def test_resampled_blocks_keep_steps_and_sums_together() -> None:
+    before = series()
+    after = resample_series(before, np.random.Generator(np.random.PCG64(1)))
+    assert after.bins == before.bins
+    first = after.sums["step_ms"].astype(int) - 1
+    # Blocks of five neighbouring bins, and each bin's three steps with it.
+    assert all((np.diff(block) == 1).all() for block in first.reshape(-1, 5))
+    assert len(after.step_bins) == 3 * before.bins
+    assert (after.steps.prefill_tokens // 3 == first[after.step_bins]).all()
+    assert waste_of(after)["padding_fraction"] == 1.0
+
+
+def test_rates_carry_wilson_intervals() -> None:
+    found = rate(5, 10)
+    assert found.low is not None and found.high is not None
+    assert found.low == pytest.approx(0.2366, abs=1e-3)
+    assert found.high == pytest.approx(0.7634, abs=1e-3)
+    assert rate(0, 0).share is None
