@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from opprof.client.virtual import VirtualClock
+from opprof.engines.sim.batch import SimRequest
 from opprof.engines.sim.config import SimConfig
 from opprof.engines.sim.cost import load_cost
 from opprof.engines.sim.effects import Effects
 from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.layer1 import StepRecorder
-from opprof.engines.sim.scheduler import SimRequest
 
 S = 1_000_000_000
 

@@ -12,6 +12,7 @@ from sim_helpers import Ends
 
 from opprof.artifacts.engine import ProfilerEvent
 from opprof.client.virtual import VirtualClock
+from opprof.engines.sim.batch import SimRequest
 from opprof.engines.sim.config import ProfilerConfig, SimConfig
 from opprof.engines.sim.cost import load_cost
 from opprof.engines.sim.effects import Effects
@@ -19,7 +20,6 @@ from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.kineto import TraceWriter
 from opprof.engines.sim.layer1 import StepRecorder
 from opprof.engines.sim.profiler import Profiler
-from opprof.engines.sim.scheduler import SimRequest
 from opprof.mapping import load_table
 from opprof.telemetry.stream import read_stream
 from opprof.trace.join import join_window

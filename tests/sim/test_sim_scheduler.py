@@ -7,8 +7,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opprof.engines.sim.batch import Batch, Limits, SimRequest
 from opprof.engines.sim.blocks import BlockPool
-from opprof.engines.sim.scheduler import Batch, Limits, Scheduler, SimRequest
+from opprof.engines.sim.scheduler import Scheduler
 
 
 class Plain:

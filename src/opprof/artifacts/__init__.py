@@ -16,6 +16,7 @@ def catalogue() -> dict[str, Any]:
         kernels,
         layer1,
         manifest,
+        rehearsal,
         run,
         sanity,
         waste,
@@ -38,4 +39,5 @@ def catalogue() -> dict[str, Any]:
         "sanity": sanity.Sanity,
         "comparison": comparison.Comparison,
         "decision": decision.Decision,
+        "rehearsal": rehearsal.Rehearsal,
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from opprof.client.ports import Clock, ControlReply, Outcome, Prepared, RequestSpec
+from opprof.engines.sim.batch import SimRequest
 from opprof.engines.sim.engine import MS, SimEngine
-from opprof.engines.sim.scheduler import SimRequest
 
 _CALLS = {"/start_profile": "start", "/stop_profile": "stop"}
 

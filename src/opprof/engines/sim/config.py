@@ -11,9 +11,9 @@ from opprof.artifacts.engine import EngineProvenance, EngineReport, WorkerReport
 from opprof.artifacts.layer1 import EngineConfig, Header
 from opprof.code_hash import code_sha256
 from opprof.engines.sim import ENGINE_NAME
+from opprof.engines.sim.batch import Limits
 from opprof.engines.sim.cost import CostFile
 from opprof.engines.sim.graphs import capture_sizes
-from opprof.engines.sim.scheduler import Limits
 from opprof.errors import InputError
 
 DEFAULT_MAX_NUM_SEQS = 1024

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from opprof.engines.sim.batch import Batch, Delivered, SimRequest
 from opprof.engines.sim.blocks import BlockPool
 from opprof.engines.sim.config import SimConfig
 from opprof.engines.sim.cost import CostFile, CostModel, StepShape
@@ -26,7 +27,7 @@ from opprof.engines.sim.effects import Effects
 from opprof.engines.sim.graphs import Dispatch, Dispatcher
 from opprof.engines.sim.layer1 import StepRecorder
 from opprof.engines.sim.profiler import CapturedStep, Profiler
-from opprof.engines.sim.scheduler import Batch, Delivered, Scheduler, SimRequest
+from opprof.engines.sim.scheduler import Scheduler
 
 MS = 1_000_000
 _PAY_BACK = 0.25

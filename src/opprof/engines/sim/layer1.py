@@ -7,8 +7,8 @@ from pathlib import Path
 
 from opprof.artifacts.layer1 import Graph, Header, Step
 from opprof.engines.recorder.stream import StreamWriter
+from opprof.engines.sim.batch import Batch
 from opprof.engines.sim.graphs import Dispatch
-from opprof.engines.sim.scheduler import Batch
 
 FLUSH_FRACTION = 0.8
 """Of the flush interval, as the plugin's writer: a checkpoint is never older than the interval."""

@@ -15,10 +15,10 @@ from typing import Literal
 import msgspec
 
 from opprof.artifacts.engine import ProfilerEvent
+from opprof.engines.sim.batch import Batch
 from opprof.engines.sim.config import ProfilerConfig
 from opprof.engines.sim.cost import ProfilerTimes
 from opprof.engines.sim.graphs import Dispatch
-from opprof.engines.sim.scheduler import Batch
 
 MS = 1_000_000
 

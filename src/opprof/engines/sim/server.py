@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from opprof.engines.sim.batch import Batch, Delivered, SimRequest
 from opprof.engines.sim.config import block_contents, text_contents
 from opprof.engines.sim.cost import CostFile
 from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.http import HttpConnection, HttpRequest
 from opprof.engines.sim.metrics import Metrics
-from opprof.engines.sim.scheduler import Batch, Delivered, SimRequest
 
 TOKEN_TEXT = " sim"
 _BYTES_PER_TOKEN = 4
