@@ -49,6 +49,7 @@ bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/client_load.py --rounds 1
 	$(BIN)/python bench/recorder_step.py
 	$(BIN)/python bench/materialize.py --patterns P03,P08
+	$(BIN)/python bench/decide.py
 
 lock: ## Re-pin requirements.lock from pyproject.toml
 	$(BIN)/python -m pip install -q uv

@@ -70,11 +70,16 @@ def decision_notes(matrix: Matrix) -> list[str]:
     statistics = matrix.file.statistics
     found = [
         "Active steps of one window are treated as exchangeable between patterns. Neighbouring"
-        " steps are not: with correlated steps the permutation test alone rejects too often"
-        " (docs/statistics.md has the rates); the gap criteria in two separate windows remain.",
+        " steps are not. In simulated matrices without effect (docs/statistics.md) independent"
+        " steps gave a Holm rejection in 4 to 8 %; a step correlation of 0.5 gave one in 95 % and"
+        " more, and an accepted inversion in 0 % of calm and 15 % of noisy matrices: the gap"
+        " criteria protect the verdict, the p-value alone does not.",
         f"Intervals are percentile intervals of a moving-block bootstrap ({statistics.block_s:g} s"
-        " blocks); with few blocks and strong dependence they cover less than they claim"
-        " (docs/statistics.md). The circular variant stands beside.",
+        " blocks). In simulation 95 % intervals covered 94 % without dependence, 89 % at a"
+        " correlation of 0.6 and 63 % at 0.9 from one second to the next. The circular variant"
+        " stands beside.",
+        "A material waste that slows nothing was still associated with a positive residual in about"
+        " one simulated matrix of ten: read the size of the residual, not only its sign.",
         "I_mix and step-time residuals condition on their fit: their intervals hold the sampling of"
         " steps, not the choice of the surface. They are associations, not causes.",
         "R64 comes from the manifest alone and has no interval. CV_moe is resampled from its active"
