@@ -363,3 +363,18 @@ def test_less_waste_than_the_control_never_passes() -> None:
     assert padding.excludes_zero
     assert padding.passes is False
     assert np.sign(padding.difference or 0) == -1
+
+
+def test_runs_on_different_time_scales_are_kept_and_never_meet() -> None:
+    bound = protocol()
+    runs = facts(bound, {"P03": INVERTED}, default=QUIET)
+    at = of(runs, "P03")
+    kernels = runs[at].kernels
+    run = msgspec.structs.replace(kernels.run, time_scale=0.5)
+    runs[at] = msgspec_replace(runs[at], kernels=msgspec.structs.replace(kernels, run=run))
+    decision = decided(bound, runs)
+    assert decision.h1a.outcome == "INCONCLUSIVE"
+    apart = [item for item in decision.inversions if "P03" in (item.pattern_p, item.pattern_q)]
+    assert all(not item.evaluable and item.permutation_p is None for item in apart)
+    assert "different time scales" in apart[0].reasons[0]
+    assert "P09 vs P03" in decision.h1b.evidence.not_evaluable

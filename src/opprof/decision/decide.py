@@ -110,11 +110,12 @@ def _versions(comparison: Comparison) -> list[str]:
 
 def _fit(matrix: Matrix) -> dict[str, CellFit]:
     """Fit every group of valid primary runs under one config and load point."""
-    groups: dict[tuple[str, str], dict[str, RunFacts]] = {}
+    groups: dict[tuple[str, str, float], dict[str, RunFacts]] = {}
     for key, facts in matrix.facts.items():
         usable = not matrix.run_reasons(key) and isinstance(facts.series, CleanSeries)
         if key[3] == "primary" and usable:
-            groups.setdefault((key[1], key[2]), {})[facts.run.name] = facts
+            place = (key[1], key[2], facts.run.time_scale)
+            groups.setdefault(place, {})[facts.run.name] = facts
     found: dict[str, CellFit] = {}
     for members in groups.values():
         series = {

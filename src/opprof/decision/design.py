@@ -72,6 +72,13 @@ class Matrix:
             return [f"{pattern} is not in the frozen comparison (A-P3-7)"]
         return self.breakdown_reasons(self.primary(pattern))
 
+    def apart(self, first: Key, second: Key) -> list[str]:
+        """Why two given runs may not meet; empty when they may, or one is missing."""
+        scales = [self.facts[key].run.time_scale for key in (first, second) if key in self.facts]
+        if len(set(scales)) < 2:
+            return []
+        return [f"{run_name(first)} and {run_name(second)} ran on different time scales"]
+
     def marks(self, *keys: Key) -> list[str]:
         """Marks of runs, each with the run's pattern."""
         return [
@@ -107,6 +114,7 @@ def build_matrix(protocol: Protocol, runs: Sequence[RunFacts], tolerated: frozen
 
     Raises:
         InputError: no run, two runs with one identity, or measured and simulated runs together.
+            Runs on different time scales are kept, and never meet in a pair.
     """
     if not runs:
         raise InputError("no runs to decide on")
@@ -117,11 +125,8 @@ def build_matrix(protocol: Protocol, runs: Sequence[RunFacts], tolerated: frozen
         if key in facts:
             raise InputError(f"{facts[key].source} and {item.source} are both {run.name}")
         facts[key] = item
-    kinds = {(item.run.simulated, item.run.time_scale) for item in runs}
-    if len(kinds) > 1:
-        raise InputError(
-            "measured and simulated runs, or runs on different time scales, in one decision"
-        )
+    if len({item.run.simulated for item in runs}) > 1:
+        raise InputError("measured and simulated runs in one decision")
     statuses = {key: run_status(item, tolerated) for key, item in facts.items()}
     return Matrix(protocol, facts, statuses)
 

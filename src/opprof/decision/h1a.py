@@ -158,6 +158,8 @@ def permute_pair(matrix: Matrix, p: Key, q: Key, version: str) -> Tested:
     """
     families = matrix.file.ranking.families
     sides = []
+    if apart := matrix.apart(p, q):
+        return Tested(None, families, apart[0])
     for key in (p, q):
         if key not in matrix.facts:
             return Tested(None, families, f"{key[0]} is missing")

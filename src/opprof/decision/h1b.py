@@ -86,6 +86,7 @@ def _pair(matrix: Matrix, irregular: str, control: str) -> _Pair:
     partial = matrix.file.partial_matrix
     keys = matrix.primary(irregular), matrix.primary(control)
     reasons = [reason for key in keys for reason in matrix.run_reasons(key)]
+    reasons += matrix.apart(*keys)
     if partial is not None and (irregular, control) in partial.not_evaluable_contrasts:
         reasons.insert(0, "fixed as NOT EVALUABLE (A-P3-7)")
     return _Pair(*keys, tuple(dict.fromkeys(reasons)))
