@@ -29,6 +29,7 @@ from opprof.engines.sim.effects import Effects
 from opprof.protocol import Protocol, load_protocol
 from opprof.rehearsal.run import RehearsedRun, profiler_config, rehearse_run
 from opprof.rehearsal.source import PlannedManifest, PlannedSource
+from opprof.telemetry import find_stream, read_stream
 from opprof.workload.summary import summarize
 
 S = 1_000_000_000
@@ -66,19 +67,20 @@ def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: in
     lines = (root / "client" / "requests.jsonl").read_bytes().splitlines()
     records = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
     start_ns = min(record.scheduled_mono_ns for record in records)
-    clean = next(i for i in timeline.intervals if i.kind == "clean")
-    first, second = (i for i in timeline.intervals if i.kind == "profile")
-    ranks = 2 if "TP2" in timeline.config else 1
+    clean = [i for i in timeline.intervals if i.kind == "clean"]
+    profiles = [i for i in timeline.intervals if i.kind == "profile"]
+    first = profiles[0]
+    ranks = read_stream(find_stream(root)).header.config.tensor_parallel_size
     plan = RunPlan(
         pattern=timeline.pattern,
         config=timeline.config,
         load_point=timeline.load_point,
         role="primary",
         load=Load(timeline.max_concurrency, timeline.rate_rps, 1),
-        warmup_ns=clean.start_mono_ns - start_ns,
-        segment_ns=clean.end_mono_ns - clean.start_mono_ns,
-        segments=1,
-        windows=Windows(2, 11, second.start_mono_ns - first.end_mono_ns, 180 * S),
+        warmup_ns=clean[0].start_mono_ns - start_ns,
+        segment_ns=(clean[-1].end_mono_ns - clean[0].start_mono_ns) // len(clean),
+        segments=len(clean),
+        windows=Windows(len(profiles), 11, profiles[1].start_mono_ns - first.end_mono_ns, 180 * S),
         drain=DrainBudget(120 * S, 120 * S, 1800 * S),
         time_scale=1.0,
     )
@@ -96,7 +98,7 @@ def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: in
         seed,
         Effects(),
         # This run's prompts were in the prefix cache (contract, section 8).
-        stale_cache=timeline.pattern == "P09",
+        stale_cache=timeline.config == "C00-TP2",
         fixed_window_s=window_s,
     )
     rehearse_run(run, cost, out)
@@ -128,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--independent", action="store_true", help="No run of RUNS was fitted to.")
     arguments = parser.parse_args()
     protocol, cost = load_protocol(), load_cost()
     assert protocol is not None
@@ -140,6 +143,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 made.append(figures(simulate(root, Path(folder) / "run", cost, protocol, seed)))
         mark = "held out" if root.name == cost.held_out_run else "fitted"
+        mark = "independent" if arguments.independent else mark
         print(f"{root.name} ({mark})")
         for name, value in real.items():
             values = [one[name] for one in made]

@@ -40,14 +40,12 @@ from opprof.engines.sim.cost import (
     StepShape,
     families_of,
 )
-from opprof.mapping import load_table
+from opprof.mapping import FAMILIES, load_table
 from opprof.protocol import Protocol, load_protocol
 
 LAYERS, EXPERTS, TOP_K, BLOCK_TOKENS = 48, 128, 8, 16
 KV_BLOCKS = {"1": 46541, "2": 131603}
 """From the runs: blocks of a first request over its ``kv_usage``."""
-GROUPS = ("moe_gemm", "attention", "dense_gemm", "norm_elementwise", "moe_router", "collective",
-          "sampler", "other")  # fmt: skip
 ALLREDUCE_MS_PER_TOKEN = 0.0017
 """No traced TP2 step has more than 18 tokens: 96 reductions of 4 KiB a token at 230 GB/s."""
 
@@ -215,11 +213,8 @@ def _nonnegative(samples: list[Sample], features: Any, seen: Any) -> tuple[float
 
 def _attention(samples: list[Sample]) -> tuple[float, ...]:
     """Fit the cache writes by their kernel, then the rest of the family."""
-    fixed, write = _nonnegative(
-        samples,
-        [(1.0, s.shape.padded_tokens) for s in samples],
-        np.array([s.cache_ms for s in samples]),
-    )
+    padded = [(1.0, s.shape.padded_tokens) for s in samples]
+    fixed, write = _nonnegative(samples, padded, np.array([s.cache_ms for s in samples]))
     rows = []
     for sample in samples:
         shape, t = sample.shape, sample.ranks
@@ -340,12 +335,13 @@ def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
         first_kernel_ms=1.5,
         gap_ms=dict.fromkeys(blocking | {"FULL": []}, float(max(0.0, statistics.median(gaps)))),
         frontend_ms=3.0,
-        frontend_request_ms=1.0,
+        frontend_request_ms=2.3,
+        frontend_token_ms=0.03,
     )
 
 
 def _bare(parts: dict[str, tuple[float, ...]]) -> CostFile:
-    zero = HostTimes(0, 0, 0, {}, {}, {}, 0, {}, 0, 0)
+    zero = HostTimes(0, 0, 0, {}, {}, {}, 0, {}, 0, 0, 0)
     return CostFile(
         schema=1,
         device="NVIDIA H200",
@@ -425,7 +421,7 @@ def residuals(samples: list[Sample], file: CostFile) -> dict[str, dict[str, floa
         model = CostModel(file, chosen[0].ranks)
         made = [families_of(model.part_ms(s.shape), s.shape.mode) for s in chosen]
         result[name] = {}
-        for family in GROUPS:
+        for family in FAMILIES:
             seen = sum(s.family_ms.get(family, 0.0) for s in chosen)
             if seen > 0:
                 result[name][family] = round(sum(m[family] for m in made) / seen - 1, 4)
@@ -451,7 +447,9 @@ def fit(runs: list[Run], held_out: str) -> CostFile:
             "GB/s); the traced TP2 steps have at most 18 tokens",
             "host.launch_ms FULL and first_kernel_ms: 1.5 ms, hidden behind the step before",
             "profiler.start_ms, host_factor, stop_ms: typical of the runs' windows",
-            "frontend_ms, frontend_request_ms: first tokens 2 to 5 ms after their step",
+            "frontend_ms: first tokens 2 to 5 ms after their step; frontend_request_ms: 256 "
+            "requests sent together are in the engine after 0.6 to 0.75 s; frontend_token_ms: what "
+            "is left",
             "noise.drift_s: two windows a run cannot tell it",
         ],
     )

@@ -149,12 +149,12 @@ def _map(
     if jobs <= 1 or len(cells) <= 1:
         done = []
         for cell in cells:
-            done.append(_rehearse_cell(cell))
+            done.append(rehearse_cell(cell))
             advance(_line(done[-1]))
         return done
     with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=get_context("spawn")) as pool:
         done = []
-        for found in pool.map(_rehearse_cell, cells):
+        for found in pool.map(rehearse_cell, cells):
             done.append(found)
             advance(_line(found))
         return done
@@ -171,7 +171,7 @@ def _line(found: Sequence[RunReport | Skipped]) -> str:
     return ", ".join(parts)
 
 
-def _rehearse_cell(cell: Cell) -> list[RunReport | Skipped]:
+def rehearse_cell(cell: Cell) -> list[RunReport | Skipped]:
     """Rehearse the runs of one cell, in order."""
     protocol = parse_protocol(cell.protocol_bytes, source=cell.protocol_source)
     cost = load_cost()

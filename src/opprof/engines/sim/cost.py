@@ -84,7 +84,9 @@ class HostTimes(Struct, frozen=True, forbid_unknown_fields=True):
     frontend_ms: float
     """API server: from the socket to the scheduler's queue, and back for a token."""
     frontend_request_ms: float
-    """API server: serial time of each request."""
+    """API server: processor time of a new request."""
+    frontend_token_ms: float
+    """API server: processor time of a streamed token."""
 
 
 class ProfilerTimes(Struct, frozen=True, forbid_unknown_fields=True):
