@@ -19,7 +19,7 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
-demo: setup ## Analyse the bundled real H200 runs and write an HTML report
+demo: setup ## Rehearse a small campaign, analyse the bundled H200 runs, one HTML report
 	$(BIN)/python scripts/demo.py --out $(OUT)/demo
 
 test: setup lint types unit ## Lint, strict types and tests
