@@ -3,7 +3,7 @@
     python bench/rehearse.py cell [P03 C00]      two full-length runs of the packaged protocol
     python bench/rehearse.py campaign [--jobs N] the packaged protocol's whole campaign
     python bench/rehearse.py repeats N           N repeats of examples/rehearsal/twins.toml
-    python bench/rehearse.py agree N             N whole rehearsals beside N repeats of one of them
+    python bench/rehearse.py agree N             N whole rehearsals, 100 or more repeats of one
 
 Prints virtual seconds, wall and processor seconds (children included), and their limits from the
 issue beside them: 30 s a run, 60 s a cell, 60 minutes a campaign, 10 minutes for 200 repeats.
@@ -115,7 +115,7 @@ def agree(count: int, jobs: int) -> str:
                 truth,
                 Path(folder),
                 seed=seed,
-                repeats=count if seed == 0 else 0,
+                repeats=max(100, count) if seed == 0 else 0,
                 jobs=jobs,
                 advance=lambda _line: None,
             )
@@ -123,7 +123,8 @@ def agree(count: int, jobs: int) -> str:
         assert done.decision is not None
         whole[done.report.verdicts["H1a"].outcome] += 1
         for item in done.decision.inversions:
-            if {item.family_a, item.family_b} == {"attention", "moe_gemm"}:
+            planted = {item.pattern_p, item.pattern_q} == {"P01", "P09"}
+            if planted and {item.family_a, item.family_b} == {"attention", "moe_gemm"}:
                 leads += [gap for gap in (*item.gaps_p, *item.gaps_q) if gap is not None]
     assert fast is not None
     drawn = {name: f"{r.count}/{r.trials}" for name, r in fast.outcomes["H1a"].items()}

@@ -104,10 +104,8 @@ class Effects:
         """Return the parts with planted composition; their sum stays."""
         if self.same_shares:
             total = sum(parts.values())
-            return {name: NULL_SHARES[name] * total for name in PARTS}
-        if self.lead is None:
-            return parts
-        return _with_lead(parts, mode, self.lead)
+            parts = {name: NULL_SHARES[name] * total for name in PARTS}
+        return parts if self.lead is None else _with_lead(parts, mode, self.lead)
 
 
 def _with_lead(parts: Mapping[str, float], mode: GraphMode, lead: Lead) -> dict[str, float]:
