@@ -12,7 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-RUNS = sorted((Path(__file__).parents[2] / "examples" / "h200-runs").iterdir())
+FOLDER = Path(__file__).parents[2] / "examples" / "h200-runs"
+RUNS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+
+
+def listen_to_interrupts() -> None:
+    """In the child: a shell's background job starts with SIGINT ignored, and so would its tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def start(out: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
@@ -24,6 +30,7 @@ def start(out: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=listen_to_interrupts,
     )
     me = psutil.Process(process.pid)
     while process.poll() is None:
