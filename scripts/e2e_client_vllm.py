@@ -37,6 +37,8 @@ MACHINE_GATES = {
     "recovery_zero_median_waiting_max = 1": "recovery_zero_median_waiting_max = 64",
     "offered_rate_error_max = 0.05": "offered_rate_error_max = 0.10",
 }
+# Gates that other work on a shared machine can fail between the two load points of a cell.
+MACHINE_BOUND = ("offered_rate", "client_lag", "client_cpu", "client_loop_delay")
 
 
 class Checks:
@@ -146,11 +148,11 @@ def check_engine(checks: Checks, name: str, run: Path, records: list[dict[str, A
     prefilled = sum(s["prefill_tokens"] for s in steps)
     # The first output token comes out of the prefill step; the others are decode tokens.
     checks.that(
-        decoded == sum(r["output_tokens"] - 1 for r in records),
+        decoded == sum((r["output_tokens"] or 1) - 1 for r in records),
         f"{name}: {decoded} decode tokens on both sides",
     )
     checks.that(
-        prefilled == sum(r["prompt_tokens"] for r in records) - hits(steps),
+        prefilled == sum(r["prompt_tokens"] or 0 for r in records) - hits(steps),
         f"{name}: {prefilled} prefill tokens on both sides",
     )
 
@@ -177,57 +179,50 @@ def check_traces(checks: Checks, name: str, run: Path, result: dict[str, Any]) -
         checks.that(good, f"{name}: {trace.name}: steps 2 to 9, {len(runs)} executions")
 
 
+def cell(folder: Path, env: Path, scale: float) -> tuple[Checks, list[str]]:
+    """Both load points with all checks; returns them and the reasons of runs not accepted."""
+    checks = Checks()
+    private = folder / "private"
+    private.mkdir(parents=True, mode=0o700)
+    manifest = private / f"{PATTERN}.jsonl"
+    flags = f"""
+        materialize --id {PATTERN} --kind synthetic --input-uniform 16:96
+        --output-fixed {OUTPUT} --prefix none --arrival burst:8 --num-requests 32768
+        --workload-seed 20260712
+    """.split()
+    tokenizer = ["--tokenizer", str(env / MODEL_NAME), "--out", str(manifest)]
+    checks.that(opprof(*flags, *tokenizer).returncode == 0, "materialize")
+    protocol = folder / "machine.toml"
+    text = (CHECKOUT / "protocols" / "phase3.toml").read_text()
+    for old, new in MACHINE_GATES.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    protocol.write_text(text)
+    saturation = ["--load-point", "saturation", "--request-rate", "inf"]
+    first = load_point(checks, env, folder / "saturation", manifest, protocol, scale, *saturation)
+    if not first["accepted"]:
+        return checks, first["reasons"]
+    result = str(folder / "saturation" / "client" / "result.json")
+    moderate = ["--load-point", "moderate", "--rate-fraction", "0.6", "--saturation-result", result]
+    second = load_point(checks, env, folder / "moderate", manifest, protocol, scale, *moderate)
+    rate = 0.6 * first["completed_rps"]
+    checks.that(second["metrics"]["rate"]["rate_rps"] == rate, f"moderate: {rate:.3f} requests/s")
+    return checks, second["reasons"]
+
+
 def main() -> int:
+    """Run the cell; once more, exactly, where only the machine's other work can have failed it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="work here and keep everything")
     parser.add_argument("--time-scale", type=float, default=0.1)
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="opprof-e2e-"))
-    checks = Checks()
     try:
-        private = folder / "private"
-        private.mkdir(parents=True, mode=0o700)
-        manifest = private / f"{PATTERN}.jsonl"
-        flags = f"""
-            materialize --id {PATTERN} --kind synthetic --input-uniform 16:96
-            --output-fixed {OUTPUT} --prefix none --arrival burst:8 --num-requests 32768
-            --workload-seed 20260712
-        """.split()
-        tokenizer = ["--tokenizer", str(options.env / MODEL_NAME), "--out", str(manifest)]
-        checks.that(opprof(*flags, *tokenizer).returncode == 0, "materialize")
-        protocol = folder / "machine.toml"
-        text = (CHECKOUT / "protocols" / "phase3.toml").read_text()
-        for old, new in MACHINE_GATES.items():
-            assert old in text, old
-            text = text.replace(old, new)
-        protocol.write_text(text)
-        common = (checks, options.env)
-        rest = (manifest, protocol, options.time_scale)
-        first = load_point(
-            *common,
-            folder / "saturation",
-            *rest,
-            "--load-point",
-            "saturation",
-            "--request-rate",
-            "inf",
-        )
-        second = load_point(
-            *common,
-            folder / "moderate",
-            *rest,
-            "--load-point",
-            "moderate",
-            "--rate-fraction",
-            "0.6",
-            "--saturation-result",
-            str(folder / "saturation" / "client" / "result.json"),
-        )
-        rate = 0.6 * first["completed_rps"]
-        checks.that(
-            second["metrics"]["rate"]["rate_rps"] == rate, f"moderate: {rate:.3f} requests/s"
-        )
+        checks, reasons = cell(folder / "first", options.env, options.time_scale)
+        if any(reason.partition(":")[0] in MACHINE_BOUND for reason in reasons):
+            print(f"{checks.failed} failed, the machine was busy: one exact rerun, both are shown")
+            checks, _ = cell(folder / "rerun", options.env, options.time_scale)
     finally:
         if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
