@@ -8,6 +8,7 @@ from typing import Any
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
     from opprof.artifacts import (
+        campaign,
         client,
         comparison,
         composition,
@@ -40,4 +41,9 @@ def catalogue() -> dict[str, Any]:
         "comparison": comparison.Comparison,
         "decision": decision.Decision,
         "rehearsal": rehearsal.Rehearsal,
+        "campaign": campaign.Campaign,
+        "run-record": campaign.RunRecord,
+        "charge": campaign.Charge,
+        "controller-record": campaign.ControllerRecord,
+        "stop": campaign.Stop,
     }
