@@ -17,6 +17,7 @@ def catalogue() -> dict[str, Any]:
         kernels,
         layer1,
         manifest,
+        provenance,
         rehearsal,
         run,
         sanity,
@@ -46,4 +47,6 @@ def catalogue() -> dict[str, Any]:
         "charge": campaign.Charge,
         "controller-record": campaign.ControllerRecord,
         "stop": campaign.Stop,
+        "campaign-provenance": provenance.CampaignProvenance,
+        "folder-provenance": provenance.FolderProvenance,
     }

@@ -1,0 +1,1 @@
+"""Provenance, verification, privacy scan and packing of what leaves the machine."""
