@@ -140,6 +140,18 @@ def test_a_client_that_does_not_catch_up_is_invalid() -> None:
     assert failed(facts(records=just_short)) == []
 
 
+def test_the_lag_is_the_analysis_lag_and_a_closed_loop_has_none() -> None:
+    """The client's number is the shared rule's: 2 s held from request 150 on, 0 before."""
+    late = [record(k, T0 + k * S, lag=2 * S if 150 <= k < 160 else 0) for k in range(300)]
+    gates = {
+        gate.name: gate for gate in run_gates(facts(records=late), GATES, warmup_rule="completions")
+    }
+    assert gates["client_lag"].numbers["sustained_lag_s"] == 2.0
+    assert gates["client_lag"].numbers["lag_max_ms"] == 2000.0
+    closed = run_gates(facts(rate=None, records=late), GATES, warmup_rule="completions")
+    assert {gate.name: gate.outcome for gate in closed}["client_lag"] == "not_evaluable"
+
+
 def test_the_client_watches_itself() -> None:
     assert failed(facts(health=Health(230.0, 240.0, [1.0] * 100))) == ["client_cpu"]
     assert failed(facts(health=Health(1.0, 240.0, [1.0] * 98 + [80.0] * 2))) == [

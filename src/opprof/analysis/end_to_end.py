@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opprof.artifacts.composition import EndToEnd, LatencySummary
+from opprof.rules.lag import sustained_lag_ns
 from opprof.telemetry.requests import ABSENT, RequestColumns
 from opprof.telemetry.series import NS_PER_MS, NS_PER_S, series
 
@@ -101,12 +102,7 @@ def longest_sustained_lag_ns(
 ) -> int | None:
     """Largest lag that a whole stretch of ``window_ns`` never fell below; null without admissions.
 
-    For every stretch ``[t, t + window)`` that begins at an admission and ends within the piece, the
-    smallest ``admitted - scheduled`` of its admissions; the largest of these over all stretches.
-    One late wake-up does not raise it, a client that never catches up does. A piece shorter than
-    the window is one stretch.
-
-    Source: protocol file, ``gates.client_lag_sustained_window_s``.
+    The rule is :func:`opprof.rules.lag.sustained_lag_ns`, applied to each piece.
     """
     import numpy as np
 
@@ -117,30 +113,10 @@ def longest_sustained_lag_ns(
         order = np.argsort(times, kind="stable")
         times = times[order]
         lags = (requests.admitted_mono_ns - requests.scheduled_mono_ns)[inside][order]
-        for smallest in _window_minima(times.tolist(), lags.tolist(), end, window_ns):
-            longest = smallest if longest is None else max(longest, smallest)
+        found = sustained_lag_ns(times.tolist(), lags.tolist(), end_ns=end, window_ns=window_ns)
+        if found is not None:
+            longest = found if longest is None else max(longest, found)
     return longest
-
-
-def _window_minima(times: list[int], lags: list[int], end: int, window_ns: int) -> list[int]:
-    """Minimum lag of each stretch that starts at an admission, by a monotone queue."""
-    from collections import deque
-
-    minima: list[int] = []
-    waiting: deque[int] = deque()
-    upto = 0
-    for first, begin in enumerate(times):
-        if first and begin + window_ns > end:
-            break
-        while upto < len(times) and times[upto] < begin + window_ns:
-            while waiting and lags[waiting[-1]] >= lags[upto]:
-                waiting.pop()
-            waiting.append(upto)
-            upto += 1
-        while waiting[0] < first:
-            waiting.popleft()
-        minima.append(lags[waiting[0]])
-    return minima
 
 
 def _sum_known(values: Int64) -> int:

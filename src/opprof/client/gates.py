@@ -18,6 +18,7 @@ from opprof.client.schedule import NS_PER_S, seconds_to_ns
 from opprof.client.summary import admitted_in, completed_in, quantile
 from opprof.client.warmup import warmup_gate
 from opprof.protocol.model import Gates
+from opprof.rules.lag import sustained_lag_ns
 
 
 def run_gates(facts: RunFacts, gates: Gates, *, warmup_rule: str) -> list[Gate]:
@@ -161,32 +162,34 @@ def _client_lag(facts: RunFacts, gates: Gates) -> Gate:
     clean = facts.clean
     if clean is None:
         return _absent("client_lag", "the run has no clean segment", meaning)
-    limit_ns = seconds_to_ns(gates.client_lag_sustained_max_s)
-    stretch_ns = seconds_to_ns(gates.client_lag_sustained_window_s)
-    longest_ns, late_since_ns, worst_ns = 0, None, 0
+    if facts.plan.load.rate_rps is None:
+        return _absent("client_lag", "a closed loop has no schedule to fall behind", meaning)
     sent = sorted(
-        admitted_in(facts.records, *clean), key=lambda record: record.admitted_mono_ns or 0
+        (record.admitted_mono_ns or 0, record.scheduled_mono_ns)
+        for record in admitted_in(facts.records, *clean)
     )
-    for record in sent:
-        admitted_ns = record.admitted_mono_ns or 0
-        lag_ns = admitted_ns - record.scheduled_mono_ns
-        worst_ns = max(worst_ns, lag_ns)
-        if lag_ns <= limit_ns:
-            late_since_ns = None
-            continue
-        if late_since_ns is None:
-            late_since_ns = record.scheduled_mono_ns + limit_ns
-        longest_ns = max(longest_ns, admitted_ns - late_since_ns)
-    outcome: Outcome = "fail" if longest_ns >= stretch_ns else "pass"
+    lags = [admitted - scheduled for admitted, scheduled in sent]
+    window_s = gates.client_lag_sustained_window_s
+    lag_ns = sustained_lag_ns(
+        [admitted for admitted, _ in sent],
+        lags,
+        end_ns=clean[1],
+        window_ns=round(seconds_to_ns(window_s) * facts.plan.time_scale),
+    )
+    if lag_ns is None:
+        return _absent("client_lag", "no admissions in the clean interval", meaning)
+    limit_s = gates.client_lag_sustained_max_s
+    outcome: Outcome = "fail" if lag_ns > seconds_to_ns(limit_s) else "pass"
     return Gate(
         name="client_lag",
         outcome=outcome,
-        reason=f"lag above {limit_ns / NS_PER_S:g} s for at most {longest_ns / NS_PER_S:.3f} s",
+        reason=f"lag of {lag_ns / NS_PER_S:.3g} s held for {window_s:g} s, "
+        f"at most {limit_s:g} s allowed",
         numbers={
-            "lag_max_ms": worst_ns / 1e6,
-            "limit_s": gates.client_lag_sustained_max_s,
-            "sustained_s": longest_ns / NS_PER_S,
-            "sustained_window_s": gates.client_lag_sustained_window_s,
+            "lag_max_ms": max(lags) / 1e6,
+            "limit_s": limit_s,
+            "sustained_lag_s": lag_ns / NS_PER_S,
+            "window_s": window_s,
         },
         meaning=meaning,
         action="Give the client a core of its own, or lower the rate.",
