@@ -103,6 +103,9 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True):
     cpus: str
     """Mask as ``taskset -c`` writes it; empty where the protocol gives none."""
     wave: Count
+    width: Count = 0
+    """GPU slots of the host that were authorised together: the placement regime (A-P3-1). A
+    moderate run takes its rate from a saturation run of the same regime only; 0: not recorded."""
 
 
 class Transition(Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,15 +180,22 @@ class Charge(Struct, frozen=True, forbid_unknown_fields=True):
     """One line of ``ledger.jsonl`` (A-P3-4)."""
 
     schema: Literal[1]
-    kind: Literal["prior", "reserve", "release", "run", "burnin", "colocation", "retry", "cleanup"]
+    kind: Literal[
+        "prior", "reserve", "release", "run", "burnin", "colocation", "retry", "cleanup", "note"
+    ]
     run: str
     """Empty for what belongs to no run."""
     attempt: Count
     gpus: Count
     gpu_seconds: float
-    """Consumed; for ``reserve`` the conservative reservation, for ``release`` its negative."""
+    """Consumed; for ``reserve`` the conservative reservation, for ``release`` its negative; 0 for a
+    ``note``."""
     wall_ns: WallNs
     note: str = ""
+    wave: Count = 0
+    """Wave of a reservation and of its release; 0 elsewhere."""
+    simulated: bool = False
+    """GPU time that no GPU spent; a ledger is wholly simulated or not at all."""
 
 
 class ControllerRecord(Struct, frozen=True, forbid_unknown_fields=True):
