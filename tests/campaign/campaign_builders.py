@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from opprof.artifacts.campaign import Attempt, Phase, RunRecord, Slot, Transition
+from opprof.artifacts.environment import GpuDevice, NumaNode, Topology
 from opprof.campaign.costs import Pace
-from opprof.campaign.places import GpuPlace, HostPlace
 from opprof.campaign.waves import Where
 from opprof.protocol.load import load_protocol
 from opprof.protocol.model import ProtocolFile
@@ -25,18 +25,24 @@ def phase3() -> ProtocolFile:
 
 def host(
     name: str = "dash0", gpus: int = 8, *, per_node: int = 4, cpus_per_gpu: int = 20
-) -> HostPlace:
+) -> Topology:
     """A host like dash0: four GPUs and 80 processors a NUMA node."""
-    places = tuple(GpuPlace(i, f"GPU-{name}-{i}", i // per_node) for i in range(gpus))
-    nodes = sorted({gpu.numa for gpu in places if gpu.numa is not None})
+    places = [GpuDevice(i, f"GPU-{name}-{i}", "fake", 0, i // per_node) for i in range(gpus)]
     width = per_node * cpus_per_gpu
-    cpus = tuple((node, frozenset(range(node * width, (node + 1) * width))) for node in nodes)
-    return HostPlace(name, places, cpus)
+    nodes = sorted({i // per_node for i in range(gpus)})
+    return Topology(
+        host=name,
+        kind="fake",
+        boot_id="boot",
+        gpus=places,
+        numa_nodes=[NumaNode(n, f"{n * width}-{(n + 1) * width - 1}") for n in nodes],
+        cpus=f"0-{max(1, len(nodes)) * width - 1}",
+    )
 
 
-def where(hosts: Sequence[HostPlace] = (), width: int = 8) -> Where:
+def where(hosts: Sequence[Topology] = (), width: int = 8) -> Where:
     chosen = tuple(hosts) or (host(),)
-    return Where(chosen, {each.name: width for each in chosen}, 18000)
+    return Where(chosen, {each.host: width for each in chosen}, 18000)
 
 
 def attempt(

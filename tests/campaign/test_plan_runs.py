@@ -89,8 +89,12 @@ def test_a_subset_plans_only_the_burnins_and_confirmations_it_needs() -> None:
         "P06-C00-saturation-burnin",
         "P06-C10-saturation-burnin",
         *sorted(
-            (name for name in _by_name(planned_runs(phase3())) if name.startswith(("P01-C10", "P03-C00-s", "P03-C00-moderate"))
-             and "confirmation" not in name),
+            (
+                name
+                for name in _by_name(planned_runs(phase3()))
+                if name.startswith(("P01-C10", "P03-C00-s", "P03-C00-moderate"))
+                and "confirmation" not in name
+            ),
             key=lambda name: _by_name(planned_runs(phase3()))[name].order,
         ),
         "P03-C00-moderate-confirmation",

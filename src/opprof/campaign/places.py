@@ -1,90 +1,67 @@
-"""Where runs may execute: hosts with their GPUs, NUMA nodes and processors; CPU masks (A-P3-1).
+"""Where runs may execute: GPU slots of hosts, their CPU masks, and what the map must satisfy.
 
-Hosts are values here: a probe, a file or a cluster fills them in. Masks are texts as ``taskset -c``
-takes them ("0-19,40") and sets of processor numbers inside.
+Hosts are :class:`~opprof.artifacts.environment.Topology` values: a probe, a file or a cluster gives
+them. Source: A-P3-1.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from opprof.artifacts.environment import GpuDevice, Topology
 from opprof.errors import InputError
+from opprof.host.cpus import format_cpus, parse_cpus
 from opprof.protocol.model import Placement
-
-CPU_MAX = 1 << 16
-_PART = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
-
-
-@dataclass(frozen=True)
-class GpuPlace:
-    """One physical GPU."""
-
-    index: int
-    """Physical index, as NVML and PCI bus order number it."""
-    uuid: str
-    """Empty on a host without real GPUs."""
-    numa: int | None
-    """NUMA node it is local to; None where the host does not tell."""
-
-
-@dataclass(frozen=True)
-class HostPlace:
-    """One engine host as its real topology shows it."""
-
-    name: str
-    gpus: tuple[GpuPlace, ...]
-    """Those that the campaign may use, in the order of their indices."""
-    cpus_by_node: tuple[tuple[int, frozenset[int]], ...]
-    """NUMA node to its online processors; empty where the host does not tell."""
-
-    def cpus_of(self, node: int) -> frozenset[int] | None:
-        """Return a node's processors; None where they are unknown."""
-        return dict(self.cpus_by_node).get(node)
 
 
 @dataclass(frozen=True)
 class GpuSlot:
-    """One GPU of one host, with the port that belongs to it in every wave."""
+    """One GPU of one host, with the place in the list that its port comes from."""
 
     host: str
-    gpu: GpuPlace
+    gpu: GpuDevice
     ordinal: int
-    """Over all hosts; makes the port unique even where two hosts share a network stack."""
+    """Over all GPUs of all hosts: ports differ even where two hosts share a network stack."""
 
 
-def parse_cpus(text: str) -> frozenset[int]:
-    """Return the processors of a mask such as ``0-19,40``; empty for an empty text.
+def choose_gpus(host: Topology, gpus: Sequence[int]) -> Topology:
+    """Return the host with only these physical GPUs; all of its own for an empty choice.
 
     Raises:
-        InputError: the text is no list of numbers and ascending ranges.
+        InputError: the host has not one of them.
     """
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        match = _PART.fullmatch(part)
-        if match is None:
-            raise InputError(f"CPU mask {text!r}: {part!r} is neither a number nor a range")
-        first = int(match.group(1))
-        last = int(match.group(2) or first)
-        if last < first or last >= CPU_MAX:
-            raise InputError(f"CPU mask {text!r}: bad range {part!r}")
-        found.update(range(first, last + 1))
-    return frozenset(found)
+    if not gpus:
+        return host
+    known = {gpu.index: gpu for gpu in host.gpus}
+    missing = [index for index in gpus if index not in known]
+    if missing:
+        have = format_cpus(known) or "none"
+        raise InputError(f"{host.host} has no GPU {missing[0]}; it has {have}")
+    return msgspec.structs.replace(host, gpus=[known[index] for index in sorted(set(gpus))])
 
 
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Return the shortest mask text of a set of processors, ascending."""
-    parts: list[str] = []
-    start = last = -2
-    for cpu in [*sorted(set(cpus)), CPU_MAX + 1]:
-        if cpu == last + 1:
-            last = cpu
-            continue
-        if last >= 0:
-            parts.append(str(start) if start == last else f"{start}-{last}")
-        start = last = cpu
-    return ",".join(parts)
+def with_cpu_slots(host: Topology, placement: Placement) -> Topology:
+    """Return a host that was looked at without NVML with the placement's slots, for CPU engines.
+
+    A slot without a UUID is no GPU: nothing is asked of a driver for it.
+    """
+    if host.kind != "cpu" or host.gpus:
+        return host
+    nodes = placement.numa_nodes
+    slots = [
+        GpuDevice(
+            index=index,
+            uuid="",
+            name="CPU slot",
+            memory_bytes=0,
+            numa_node=nodes[index] if index < len(nodes) else None,
+        )
+        for index in range(placement.gpus)
+    ]
+    return msgspec.structs.replace(host, gpus=slots)
 
 
 def mask_of(placement: Placement, gpus: Sequence[int]) -> str:
@@ -103,75 +80,90 @@ def mask_of(placement: Placement, gpus: Sequence[int]) -> str:
     return format_cpus(cpu for index in gpus for cpu in parse_cpus(placement.cpu_map[index]))
 
 
-def placement_problems(placement: Placement, host: HostPlace) -> list[str]:
+def placement_problems(placement: Placement, host: Topology) -> list[str]:
     """Compare the protocol's map with the host's real topology; one sentence a difference.
 
-    ``nvidia-smi topo -m`` must show every GPU local to the protocol's NUMA node, masks must be
-    disjoint, inside their node and online (A-P3-1). What the host does not tell is no difference.
+    ``nvidia-smi topo -m`` must show every GPU local to the protocol's NUMA node; masks must be
+    disjoint, inside their node, and usable by this process (A-P3-1). What the host does not tell is
+    no difference.
     """
     problems: list[str] = []
     owner: dict[int, int] = {}
     indices = [gpu.index for gpu in host.gpus]
     if len(set(indices)) != len(indices):
-        problems.append(f"{host.name}: a GPU index occurs twice: {indices}")
+        problems.append(f"{host.host}: a GPU index occurs twice: {indices}")
     for gpu in host.gpus:
-        node = gpu.numa
-        if gpu.index < len(placement.numa_nodes):
-            wanted = placement.numa_nodes[gpu.index]
-            if node is not None and node != wanted:
-                problems.append(
-                    f"{host.name}: GPU {gpu.index} is local to NUMA node {node}, the protocol's map"
-                    f" says {wanted}"
-                )
-            node = wanted
+        problems += _gpu_problems(placement, host, gpu)
         if not placement.cpu_map:
             continue
         if gpu.index >= len(placement.cpu_map):
-            problems.append(f"{host.name}: placement.cpu_map has no mask for GPU {gpu.index}")
+            problems.append(f"{host.host}: placement.cpu_map has no mask for GPU {gpu.index}")
             continue
-        mask = parse_cpus(placement.cpu_map[gpu.index])
-        problems += _mask_problems(host, gpu.index, mask, node, owner)
+        problems += _mask_problems(placement, host, gpu, owner)
+    return problems
+
+
+def _gpu_problems(placement: Placement, host: Topology, gpu: GpuDevice) -> list[str]:
+    problems = []
+    where = f"{host.host}: GPU {gpu.index}"
+    if gpu.mig_enabled:
+        problems.append(f"{where} is partitioned (MIG), so it is not one GPU")
+    if gpu.index < len(placement.numa_nodes) and gpu.numa_node is not None:
+        wanted = placement.numa_nodes[gpu.index]
+        if gpu.numa_node != wanted:
+            problems.append(
+                f"{where} is local to NUMA node {gpu.numa_node}, the protocol's map says {wanted}"
+            )
     return problems
 
 
 def _mask_problems(
-    host: HostPlace, index: int, mask: frozenset[int], node: int | None, owner: dict[int, int]
+    placement: Placement, host: Topology, gpu: GpuDevice, owner: dict[int, int]
 ) -> list[str]:
     problems = []
-    where = f"{host.name}: mask of GPU {index}"
+    where = f"{host.host}: mask of GPU {gpu.index}"
+    mask = set(parse_cpus(placement.cpu_map[gpu.index]))
     if not mask:
         problems.append(f"{where} is empty")
-    shared = sorted(cpu for cpu in mask if cpu in owner)
+    shared = sorted(mask & owner.keys())
     if shared:
         problems.append(f"{where} shares CPU {shared[0]} with that of GPU {owner[shared[0]]}")
-    owner.update(dict.fromkeys(mask, index))
-    inside = None if node is None else host.cpus_of(node)
-    if inside is None and host.cpus_by_node and node is not None:
-        problems.append(f"{where}: the host has no NUMA node {node}")
-    elif inside is not None and mask - inside:
-        outside = format_cpus(mask - inside)
-        problems.append(f"{where}: CPUs {outside} are not online in NUMA node {node}")
+    owner.update(dict.fromkeys(mask, gpu.index))
+    node = gpu.numa_node
+    if gpu.index < len(placement.numa_nodes):
+        node = placement.numa_nodes[gpu.index]
+    nodes = {each.node: set(parse_cpus(each.cpus)) for each in host.numa_nodes}
+    if nodes and node is not None:
+        if node not in nodes:
+            problems.append(f"{where}: the host has no NUMA node {node}")
+        elif mask - nodes[node]:
+            outside = format_cpus(mask - nodes[node])
+            problems.append(f"{where}: CPUs {outside} are not in NUMA node {node}")
+    usable = set(parse_cpus(host.cpus))
+    if usable and mask - usable:
+        problems.append(f"{where}: CPUs {format_cpus(mask - usable)} may not be used here")
     return problems
 
 
-def visible_devices(gpus: Sequence[GpuPlace]) -> str:
+def visible_devices(gpus: Sequence[int], uuids: Sequence[str]) -> str:
     """Return ``CUDA_VISIBLE_DEVICES``: UUIDs, which no renumbering moves; indices without them.
 
     vLLM 0.24.0 takes both (``platforms/cuda.py``, ``device_control_id_to_physical_device_id``).
+    Indices are the driver's, so they need ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` beside them.
     """
-    if all(gpu.uuid for gpu in gpus):
-        return ",".join(gpu.uuid for gpu in gpus)
-    return ",".join(str(gpu.index) for gpu in gpus)
+    if uuids and all(uuids):
+        return ",".join(uuids)
+    return ",".join(map(str, gpus))
 
 
-def gpu_slots(hosts: Sequence[HostPlace], widths: Mapping[str, int]) -> list[GpuSlot]:
+def gpu_slots(hosts: Sequence[Topology], widths: Mapping[str, int]) -> list[GpuSlot]:
     """Return the GPU slots that may be used at once: the first ``width`` of every host."""
     slots: list[GpuSlot] = []
     ordinal = 0
     for host in hosts:
         for rank, gpu in enumerate(host.gpus):
-            if rank < widths[host.name]:
-                slots.append(GpuSlot(host.name, gpu, ordinal))
+            if rank < widths[host.host]:
+                slots.append(GpuSlot(host.host, gpu, ordinal))
             ordinal += 1
     return slots
 
@@ -190,7 +182,7 @@ def take_adjacent(
         if all(
             slot.host == first.host
             and slot.gpu.index == first.gpu.index + offset
-            and (slot.gpu.numa == first.gpu.numa or not one_node)
+            and (slot.gpu.numa_node == first.gpu.numa_node or not one_node)
             for offset, slot in enumerate(block)
         ):
             return block

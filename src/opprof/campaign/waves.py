@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from opprof.artifacts.campaign import RunRecord, Slot, Stop
+from opprof.artifacts.environment import Topology
 from opprof.campaign.costs import Pace, RunCost, config_row, run_cost
 from opprof.campaign.ledger import Balance, fits, hours_ns
 from opprof.campaign.places import (
     GpuSlot,
-    HostPlace,
     gpu_slots,
     mask_of,
     placement_problems,
@@ -36,12 +36,13 @@ _NS = 1_000_000_000
 class Where:
     """What a campaign may use."""
 
-    hosts: tuple[HostPlace, ...]
+    hosts: tuple[Topology, ...]
     widths: Mapping[str, int]
     """Host to GPU slots that may be used at once: 8 or 4 as the co-location gate authorises, 1 for
     one cell at a time. A cell that needs more GPUs than that runs alone on its host."""
     port_base: int
-    """Port of the first GPU slot; every slot of every host has the next."""
+    """Port of the first GPU slot, every slot of every host has the next; 0 leaves ports to the
+    launch (a free one for every attempt)."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class _Placed:
 
 
 def _host_problems(where: Where, protocol: ProtocolFile) -> list[str]:
-    names = [host.name for host in where.hosts]
+    names = [host.host for host in where.hosts]
     if len(set(names)) != len(names):
         raise InputError(f"two hosts have one name: {', '.join(names)}")
     if not any(host.gpus for host in where.hosts):
@@ -222,7 +223,7 @@ def _host_problems(where: Where, protocol: ProtocolFile) -> list[str]:
     if missing:
         raise InputError(f"no width for host {missing[0]!r}")
     last = where.port_base + sum(len(host.gpus) for host in where.hosts) - 1
-    if not 1 <= where.port_base <= last <= PORT_MAX:
+    if where.port_base and not 1 <= where.port_base <= last <= PORT_MAX:
         raise InputError(f"ports {where.port_base} to {last} do not exist (1 to {PORT_MAX})")
     return [
         problem for host in where.hosts for problem in placement_problems(protocol.placement, host)
@@ -251,7 +252,7 @@ def _ready_cells(records: Sequence[RunRecord], standing: Mapping[str, Standing])
 
 
 def _every_slot(where: Where) -> list[GpuSlot]:
-    return gpu_slots(where.hosts, {host.name: len(host.gpus) for host in where.hosts})
+    return gpu_slots(where.hosts, {host.host: len(host.gpus) for host in where.hosts})
 
 
 def _block(free: Sequence[GpuSlot], count: int, every: Sequence[GpuSlot]) -> list[GpuSlot] | None:
@@ -320,7 +321,7 @@ def _wave(
                     host=host,
                     gpus=gpus,
                     gpu_uuids=[slot.gpu.uuid for slot in placed.slots],
-                    port=where.port_base + placed.slots[0].ordinal,
+                    port=where.port_base and where.port_base + placed.slots[0].ordinal,
                     cpus=mask_of(protocol.placement, gpus),
                     wave=number,
                     width=where.widths[host],
