@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,22 @@ _PROFILER_KEYS = frozenset(
     show_default=True,
     help="The engine is this much faster; declare 1/FACTOR as the client's --time-scale.",
 )
+@click.option(
+    "--virtual",
+    is_flag=True,
+    help="Virtual time, in lock step with `opprof run --base-url lockstep://HOST:PORT`: nothing "
+    "depends on this machine's speed.",
+)
 def serve_sim(**options: Any) -> None:
     """Serve MODEL (any name) on the embedded engine: simulated, no measurement.
 
     The folder in $VLLM_OPPROF_DIR gets the Layer-1 stream, as from the plugin.
     """
+    if options["virtual"]:
+        if options["time_factor"] != 1:
+            raise InputError("--virtual has no --time-factor: virtual time is as fast as it can be")
+        _serve_virtual(options)
+        return
     with contextlib.suppress(KeyboardInterrupt):
         _in_loop(_serve(options))
 
@@ -92,7 +104,7 @@ async def _serve(options: dict[str, Any]) -> None:
     from opprof.engines.sim.server import RealClock, SimServer
 
     loop = asyncio.get_running_loop()
-    engine = _engine(options, RealClock(loop))
+    engine, _ = _engine(options, RealClock(loop), time.time_ns)
     server = SimServer(engine, options["served_model_name"] or options["model"])
     try:
         listener = await loop.create_server(
@@ -100,15 +112,36 @@ async def _serve(options: dict[str, Any]) -> None:
         )
     except OSError as error:
         raise EnvironmentFailure(f"cannot listen: {error.strerror or error}") from error
-    port = listener.sockets[0].getsockname()[1]
-    click.echo("SIMULATED: opprof-sim, no measurement comes out of this server", err=True)
-    click.echo(f"listening on {port}")
+    _say_listening(listener.sockets[0].getsockname()[1])
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, number)
     await signals.get()
     listener.close()
     await _drain(server, options["shutdown_timeout"], signals)
+
+
+def _say_listening(port: int) -> None:
+    click.echo("SIMULATED: opprof-sim, no measurement comes out of this server", err=True)
+    click.echo(f"listening on {port}")
+
+
+def _serve_virtual(options: dict[str, Any]) -> None:
+    import socket
+
+    from opprof.rehearsal.lockstep import LockstepServer, RemoteClock
+
+    clock = RemoteClock()
+    engine, recorder = _engine(options, clock, clock.wall_ns)
+    name = options["served_model_name"] or options["model"]
+    server = LockstepServer(engine, clock, recorder, name)
+    try:
+        listener = socket.create_server((options["host"], options["port"]), backlog=64)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot listen: {error.strerror or error}") from error
+    with listener:
+        _say_listening(listener.getsockname()[1])
+        server.serve(listener)
 
 
 async def _drain(server: Any, timeout_s: float, signals: asyncio.Queue[int]) -> None:
@@ -130,7 +163,8 @@ async def _drain(server: Any, timeout_s: float, signals: asyncio.Queue[int]) -> 
     server.engine.stop()
 
 
-def _engine(options: dict[str, Any], clock: Any) -> Any:
+def _engine(options: dict[str, Any], clock: Any, wall_ns: Callable[[], int]) -> tuple[Any, Any]:
+    """Return the engine and its recorder (None without $VLLM_OPPROF_DIR)."""
     from opprof.engines.sim.config import (
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
         DEFAULT_MAX_NUM_SEQS,
@@ -158,7 +192,7 @@ def _engine(options: dict[str, Any], clock: Any) -> Any:
     )
     config.check(cost)
     folder = os.environ.get(DIRECTORY_VARIABLE)
-    recorder = None if not folder else _recorder(Path(folder), config, cost)
+    recorder = None if not folder else _recorder(Path(folder), config, cost, clock, wall_ns)
     profiler = None
     if profiler_config is not None:
         writer = TraceWriter(
@@ -166,20 +200,21 @@ def _engine(options: dict[str, Any], clock: Any) -> Any:
             cost,
             config.tensor_parallel_size,
             seed=options["seed"] + 1,
-            wall_ns=time.time_ns,
-            mono_ns=time.monotonic_ns,
+            wall_ns=wall_ns,
+            mono_ns=clock.now_ns,
             step_annotations=recorder is not None,
         )
         events = None if not folder else Path(folder) / "engine-0.profiler.ndjson"
         profiler = Profiler(
             profiler_config, cost.profiler, config.tensor_parallel_size, writer.write, events
         )
-    return SimEngine(
+    engine = SimEngine(
         config, cost, clock, seed=options["seed"], recorder=recorder, profiler=profiler
     )
+    return engine, recorder
 
 
-def _recorder(folder: Path, config: Any, cost: Any) -> Any:
+def _recorder(folder: Path, config: Any, cost: Any, clock: Any, wall_ns: Callable[[], int]) -> Any:
     from opprof.engines.recorder.stream import set_aside
     from opprof.engines.sim.layer1 import StepRecorder
     from opprof.files import write_atomic
@@ -188,8 +223,8 @@ def _recorder(folder: Path, config: Any, cost: Any) -> Any:
         recorder = StepRecorder(
             folder / "engine-0.jsonl",
             config.header(),
-            now_ns=time.monotonic_ns,
-            wall_ns=time.time_ns,
+            now_ns=clock.now_ns,
+            wall_ns=wall_ns,
         )
         set_aside(folder / "engine-0.profiler.ndjson")
     except OSError as error:

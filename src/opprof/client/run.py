@@ -8,73 +8,37 @@ import gc
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opprof._version import __version__
-from opprof.artifacts.run import Result, RunState
 from opprof.client.endpoint import Endpoint, parse_endpoint
 from opprof.client.facts import RunFacts
 from opprof.client.health import HealthProbe, peak_rss_mb
 from opprof.client.http import HttpTransport
 from opprof.client.journal import Journal
-from opprof.client.options import RunOptions, build_plan, check_options, deviations
+from opprof.client.lockstep import SCHEME
+from opprof.client.lockstep_run import run_lockstep
+from opprof.client.options import RunOptions, check_options
 from opprof.client.output import OutputFolder
-from opprof.client.plan import RunPlan
-from opprof.client.ports import RequestSpec, WindowWatch
 from opprof.client.preflight import check_server
-from opprof.client.profiler import (
-    CollectedTrace,
-    EngineProfiler,
-    check_schedule,
-    collect_traces,
-    read_engine_profiler,
-    read_events,
-)
+from opprof.client.profiler import read_events
 from opprof.client.progress import Display
 from opprof.client.realtime import LoopClock
-from opprof.client.results import Binding, artefacts_of, timeline_of
-from opprof.client.saturation import DerivedRate, derive_rate
+from opprof.client.results import timeline_of
+from opprof.client.run_files import ManifestSource, RunFiles, RunReport
 from opprof.client.schedule import seconds_to_ns
 from opprof.client.session import Session
-from opprof.client.steps import StepWindow, read_stream, stream_path
+from opprof.client.steps import read_stream
 from opprof.client.timeline import Progress
-from opprof.client.virtual import FixedWindow
-from opprof.errors import EnvironmentFailure, InputError, OpprofError
+from opprof.errors import EnvironmentFailure, OpprofError
 from opprof.protocol import Protocol
-from opprof.workload.read import Manifest, open_manifest
+from opprof.workload.read import open_manifest
 
 _LEAD_NS = 20_000_000
 """From the last preparation to the first request."""
 _CONNECT_WAIT_NS = 10_000_000_000
 _TICK_NS = 500_000_000
 """Records are flushed and the display is fed this often."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunReport:
-    """How a run ended."""
-
-    result: Result | None
-    """None when it was interrupted."""
-    folder: Path
-
-
-class ManifestSource:
-    """The manifest as the client's request source."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-
-    def __len__(self) -> int:
-        return len(self._manifest)
-
-    def __getitem__(self, index: int) -> RequestSpec:
-        request = self._manifest.request(index)
-        return RequestSpec(
-            request.id, request.prompt_json, request.input_tokens, request.output_tokens
-        )
 
 
 def run_client(options: RunOptions, protocol: Protocol) -> RunReport:
@@ -86,21 +50,15 @@ def run_client(options: RunOptions, protocol: Protocol) -> RunReport:
         EnvironmentFailure: the server cannot take the run, or the disk is full.
     """
     check_options(options)
-    endpoint = parse_endpoint(options.base_url, options.headers)
+    virtual = options.base_url.startswith(SCHEME)
+    endpoint = None if virtual else parse_endpoint(options.base_url, options.headers)
     output = OutputFolder(options.result_dir)
     output.check()
     with open_manifest(options.manifest, verify=True) as manifest:
-        _check_seed(options, manifest)
-        rate = _rate(options, manifest)
-        plan = build_plan(
-            options,
-            pattern=manifest.pattern,
-            arrival=manifest.arrival,
-            rate=rate,
-            protocol=protocol,
-        )
-        run = _Run(options, protocol, plan, rate, manifest, endpoint, output)
-        return _in_loop(run)
+        files = RunFiles(options, protocol, manifest, output)
+        if endpoint is None:
+            return run_lockstep(files)
+        return _in_loop(_Run(files, endpoint))
 
 
 def _in_loop(run: _Run) -> RunReport:
@@ -111,50 +69,16 @@ def _in_loop(run: _Run) -> RunReport:
     return uvloop.run(run.go())
 
 
-def _check_seed(options: RunOptions, manifest: Manifest) -> None:
-    seed = manifest.summary.generator.get("workload_seed")
-    if options.workload_seed is not None and seed is not None and seed != options.workload_seed:
-        raise InputError(
-            f"--workload-seed {options.workload_seed} is not the manifest's seed {seed}",
-            path=manifest.path,
-        )
-
-
-def _rate(options: RunOptions, manifest: Manifest) -> DerivedRate | None:
-    if options.load_point == "saturation":
-        return None
-    assert options.saturation_result is not None and options.rate_fraction is not None
-    return derive_rate(
-        options.saturation_result,
-        options.rate_fraction,
-        manifest_sha256=manifest.sha256,
-        pattern=manifest.pattern,
-        config=options.config,
-        role=options.role,
-    )
-
-
 class _Run:
     """The effects around a session: sockets, files, signals, display."""
 
-    def __init__(
-        self,
-        options: RunOptions,
-        protocol: Protocol,
-        plan: RunPlan,
-        rate: DerivedRate | None,
-        manifest: Manifest,
-        endpoint: Endpoint,
-        output: OutputFolder,
-    ) -> None:
-        self._options = options
-        self._protocol = protocol
-        self._plan = plan
-        self._rate = rate
-        self._manifest = manifest
+    def __init__(self, files: RunFiles, endpoint: Endpoint) -> None:
+        self._files = files
+        self._options = files.options
+        self._protocol = files.protocol
+        self._plan = files.plan
         self._endpoint = endpoint
-        self._output = output
-        self._engine: EngineProfiler | None = None
+        self._output = files.output
         self._writes: list[asyncio.Future[None]] = []
         self._session: Session | None = None
         self._finished = asyncio.Event()
@@ -176,21 +100,21 @@ class _Run:
 
     async def _go(self, loop: asyncio.AbstractEventLoop) -> RunReport:
         options, plan, output = self._options, self._plan, self._output
-        stream_file = self._engine_files()
+        stream_file = self._files.engine_files()
         await check_server(self._endpoint, options.model, profile=plan.windows.count > 0)
-        output.create(self._manifest.summary)
+        output.create(self._files.manifest.summary)
         journal = Journal(output.requests)
         journal.open()
         clock = LoopClock(loop)
         transport = HttpTransport(loop, clock, self._endpoint, options.model)
-        source = ManifestSource(self._manifest)
-        watch = self._watch(stream_file)
+        source = ManifestSource(self._files.manifest)
+        watch = self._files.watch(stream_file)
         session = self._session = Session(plan, clock, transport, source, watch, journal)
         probe = HealthProbe(loop)
         try:
             await self._load(session, transport, probe)
         except EnvironmentFailure as error:
-            self._say("failed", str(error))
+            self._files.say(self._session, "failed", str(error))
             raise
         finally:
             transport.close()
@@ -198,17 +122,20 @@ class _Run:
         written = await asyncio.gather(*self._writes, return_exceptions=True)
         failed = output_error or next((each for each in written if each is not None), None)
         if self._defect is not None:
-            self._say("failed", f"the client failed: {type(self._defect).__name__}")
+            self._files.say(
+                self._session, "failed", f"the client failed: {type(self._defect).__name__}"
+            )
             raise self._defect
         if session.machine.ending.abort_reason == "interrupted":
             return self._interrupted()
         if failed is not None:
             with contextlib.suppress(EnvironmentFailure):
                 # A full disk often has room for the few bytes that say so.
-                self._say("failed", str(failed))
+                self._files.say(self._session, "failed", str(failed))
             raise failed
         facts = await self._facts(session, probe, stream_file)
-        return RunReport(self._write(facts, clock.name, transport), output.folder)
+        result = self._files.write(facts, clock.name, _client_row(transport))
+        return RunReport(result, output.folder)
 
     def _stop(self, task: asyncio.Task[object]) -> None:
         """Answer a signal; what has been measured to the end is still written."""
@@ -230,15 +157,8 @@ class _Run:
             self._session.interrupt()
 
     def _interrupted(self) -> RunReport:
-        self._say("interrupted", "signal received")
+        self._files.say(self._session, "interrupted", "signal received")
         return RunReport(None, self._output.folder)
-
-    def _say(self, state: RunState, reason: str) -> None:
-        """Write the state of a run that has no result."""
-        if self._session is not None:
-            facts = self._session.facts(None, None)
-            clock = self._session.clock.name
-            self._output.write_timeline(timeline_of(facts, clock, state, reason))
 
     async def _facts(
         self, session: Session, probe: HealthProbe, stream_file: Path | None
@@ -252,48 +172,6 @@ class _Run:
             except OpprofError as error:
                 faults.append(str(error))
         return session.facts(stream, probe.health(), events, faults)
-
-    def _engine_files(self) -> Path | None:
-        """Return the Layer-1 stream's path and check what the engine says of its profiler."""
-        options = self._options
-        if options.opprof_dir is None:
-            return None
-        path = stream_path(options.opprof_dir)
-        simulated = read_stream(path).simulated
-        if self._rate is not None and self._rate.simulated != simulated:
-            kinds = ("a real server", "a simulated one")
-            raise InputError(
-                f"is of {kinds[self._rate.simulated]}, this is {kinds[simulated]}",
-                path=options.saturation_result,
-            )
-        self._engine = read_engine_profiler(options.opprof_dir)
-        if self._engine is not None and self._plan.windows.count:
-            check_schedule(
-                self._engine, options.profile_warmup_iterations, options.profile_active_iterations
-            )
-        return path
-
-    def _collect(self, facts: RunFacts) -> list[CollectedTrace]:
-        """Put the windows' traces into the run directory, where the engine's folder is readable."""
-        folder = None if self._engine is None else self._engine.profiler_dir
-        target = self._output.traces
-        if folder is None or target is None or not Path(folder).is_dir():
-            return []
-        try:
-            return collect_traces(facts.profiler_events, facts.windows, Path(folder), target)
-        except OpprofError as error:
-            facts.faults.append(str(error))
-            return []
-
-    def _watch(self, stream_file: Path | None) -> WindowWatch:
-        plan, options = self._plan, self._options
-        if stream_file is not None:
-            return StepWindow(stream_file, plan.windows.steps)
-        seconds = options.profile_window_seconds
-        if seconds is None:
-            seconds = self._protocol.file.timeline.profile_window_fallback_s
-        # Not scaled: the engine's iterations take as long as ever.
-        return FixedWindow(seconds_to_ns(seconds))
 
     async def _load(self, session: Session, transport: HttpTransport, probe: HealthProbe) -> None:
         output, finished = self._output, self._finished
@@ -337,45 +215,16 @@ class _Run:
 
         return enter
 
-    def _write(self, facts: RunFacts, clock: str, transport: HttpTransport) -> Result:
-        from opprof.code_hash import code_sha256
 
-        row = self._protocol.pattern(self._plan.pattern)
-        binding = Binding(
-            gates=self._protocol.file.gates,
-            warmup_rule="completions" if row is None else row.warmup_rule,
-            protocol_id=self._protocol.file.id,
-            protocol_sha256=self._protocol.sha256,
-            manifest_sha256=self._manifest.sha256,
-            code_version=__version__,
-            code_sha256=code_sha256(),
-            extra=self._extra(transport, self._collect(facts)),
-        )
-        artefacts = artefacts_of(facts, clock, binding)
-        self._output.write_all(artefacts, facts, binding)
-        return artefacts.result
-
-    def _extra(self, transport: HttpTransport, traces: list[CollectedTrace]) -> dict[str, Any]:
-        rate = self._rate
-        return {
-            "traces": [asdict(trace) for trace in traces],
-            "rate": None
-            if rate is None
-            else {
-                "rate_rps": rate.rate_rps,
-                "fraction": rate.fraction,
-                "saturation_rps": rate.saturation_rps,
-                "saturation_result_sha256": rate.saturation_sha256,
-            },
-            "protocol_deviations": deviations(self._options, self._protocol),
-            "client": {
-                "loop": type(asyncio.get_running_loop()).__module__.split(".")[0],
-                "connections": transport.connections,
-                "connected_late": transport.connected_late,
-                "resent": transport.resent,
-                "rss_peak_mb": peak_rss_mb(),
-            },
-        }
+def _client_row(transport: HttpTransport) -> dict[str, Any]:
+    """Return what the client says of itself."""
+    return {
+        "loop": type(asyncio.get_running_loop()).__module__.split(".")[0],
+        "connections": transport.connections,
+        "connected_late": transport.connected_late,
+        "resent": transport.resent,
+        "rss_peak_mb": peak_rss_mb(),
+    }
 
 
 async def _connected(transport: HttpTransport, session: Session) -> None:

@@ -35,6 +35,11 @@ class VirtualClock:
         self._events: list[tuple[int, int, _VirtualTimer]] = []
         self._order = 0
 
+    def begin(self, now_ns: int) -> None:
+        """Set the time before anything is planned."""
+        assert not self._events, "time cannot be set under planned events"
+        self._now_ns = now_ns
+
     def now_ns(self) -> int:
         """Current virtual time."""
         return self._now_ns

@@ -93,6 +93,17 @@ class CompletionBody(msgspec.Struct):
 _decode = msgspec.json.Decoder(CompletionBody).decode
 
 
+def prompt_blocks(prompt: list[int] | str, block_tokens: int) -> tuple[int, Sequence[object]]:
+    """Return a prompt's tokens and the contents of its whole blocks; 0 for impossible ids."""
+    if isinstance(prompt, str):
+        data = prompt.encode()
+        tokens = -(-len(data) // _BYTES_PER_TOKEN)
+        return tokens, text_contents(data, tokens, block_tokens)
+    if not all(0 <= token < 1 << 31 for token in prompt):
+        return 0, ()
+    return len(prompt), block_contents(array("i", prompt).tobytes(), block_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class _Text:
     """The constant parts of every answer."""
@@ -236,7 +247,7 @@ class SimServer:
         if body.model not in ("", self.model):
             connection.fail(HTTPStatus.NOT_FOUND, f"The model `{body.model}` does not exist.")
             return
-        prompt_tokens, contents = self._prompt(body.prompt)
+        prompt_tokens, contents = prompt_blocks(body.prompt, self.engine.cost.block_tokens)
         most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         reason = self._refusal(body, prompt_tokens, most)
         if reason is not None:
@@ -247,16 +258,6 @@ class SimServer:
         self._open.add(stream)
         connection.on_lost = lambda: self._lost(stream)
         self.engine.add(stream.request)
-
-    def _prompt(self, prompt: list[int] | str) -> tuple[int, Sequence[object]]:
-        size = self.engine.cost.block_tokens
-        if isinstance(prompt, str):
-            data = prompt.encode()
-            tokens = -(-len(data) // _BYTES_PER_TOKEN)
-            return tokens, text_contents(data, tokens, size)
-        if not all(0 <= token < 1 << 31 for token in prompt):
-            return 0, ()
-        return len(prompt), block_contents(array("i", prompt).tobytes(), size)
 
     def _refusal(self, body: CompletionBody, prompt_tokens: int, most: int) -> str | None:
         limit = self.engine.config.max_model_len

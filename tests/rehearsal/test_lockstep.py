@@ -1,0 +1,203 @@
+"""Server and client as two processes in lock step: as one process, byte for byte, and killable."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opprof.client.lockstep import LockstepTransport, parse_address
+from opprof.client.options import RunOptions, build_plan
+from opprof.client.ports import Outcome, RequestSpec
+from opprof.client.run import run_client
+from opprof.client.virtual import VirtualClock
+from opprof.engines.sim.config import SimConfig
+from opprof.engines.sim.cost import load_cost
+from opprof.engines.sim.effects import Effects
+from opprof.errors import EnvironmentFailure, InputError
+from opprof.protocol import Protocol, load_protocol
+from opprof.rehearsal.run import RehearsedRun, profiler_config, rehearse_run
+from opprof.rehearsal.source import plan_manifest
+from opprof.workload.tiny_tokenizer import write_tiny_tokenizer
+
+SEED = 7
+
+
+@contextmanager
+def serving(run: Path, *more: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    profiler = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(run / "traces"),
+        "warmup_iterations": 2,
+        "active_iterations": 8,
+    }
+    command = [sys.executable, "-m", "opprof", "serve-sim", "m", "--virtual", "--port", "0"]
+    command += ["--seed", str(SEED), "--profiler-config", json.dumps(profiler), *more]
+    environment = {**os.environ, "VLLM_OPPROF_DIR": str(run / "opprof")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline().split()[-1]), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("manifest")
+    write_tiny_tokenizer(folder / "tokenizer")
+    flags = f"""materialize --id P08 --kind prefix-pool --num-prefixes 8 --prefix-len 1024
+        --suffix-fixed 256 --output-fixed 512 --arrival burst:8 --num-requests 32768
+        --workload-seed 20260712 --tokenizer {folder}/tokenizer --out {folder}/P08.jsonl"""
+    subprocess.run(
+        [sys.executable, "-m", "opprof", *flags.split()],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        check=True,
+        capture_output=True,
+    )
+    return folder / "P08.jsonl"
+
+
+def bound() -> Protocol:
+    found = load_protocol("phase3")
+    assert found is not None
+    return found
+
+
+def options(manifest: Path, port: int, run: Path, **changes: Any) -> RunOptions:
+    values: dict[str, Any] = {
+        "manifest": manifest,
+        "base_url": f"lockstep://127.0.0.1:{port}",
+        "model": "m",
+        "load_point": "saturation",
+        "request_rate": "inf",
+        "saturation_result": None,
+        "rate_fraction": None,
+        "max_concurrency": 64,
+        "temperature": 0.0,
+        "warmup_seconds": 6.0,
+        "clean_segment_seconds": 4.0,
+        "num_clean_segments": 3,
+        "profile_after_clean": True,
+        "num_profile_windows": 2,
+        "profile_warmup_iterations": 2,
+        "profile_active_iterations": 8,
+        "profile_window_seconds": None,
+        "recovery_seconds": 4.0,
+        "drain_timeout_seconds": 120.0,
+        "workload_seed": None,
+        "result_dir": run / "client",
+        "config": "C00",
+        "role": "primary",
+        "opprof_dir": run / "opprof",
+        "progress": False,
+        **changes,
+    }
+    return RunOptions(**values)
+
+
+def digests(folder: Path, *parts: str) -> dict[str, str]:
+    """Hashes by name; the configuration names folders, so it is left out."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for part in parts
+        for path in sorted((folder / part).rglob("*"))
+        if path.name != "engine-config.json"
+    }
+
+
+def test_two_processes_make_the_run_that_one_process_makes(manifest: Path, tmp_path: Path) -> None:
+    protocol = bound()
+    for name in ("first", "second"):
+        with serving(tmp_path / name) as (port, process):
+            report = run_client(options(manifest, port, tmp_path / name), protocol)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        assert report.result is not None and report.result.simulated
+        assert report.result.metrics["clean"]["completed"] >= 64
+    whole = ("client", "opprof", "traces", "manifest.sha256")
+    assert digests(tmp_path / "first", *whole) == digests(tmp_path / "second", *whole)
+
+    planned = plan_manifest(protocol.file, "P08", workload_seed=protocol.file.seeds.workload)
+    alone = tmp_path / "alone"
+    plan = build_plan(
+        options(manifest, 1, alone), pattern="P08", arrival="burst:8", rate=None, protocol=protocol
+    )
+    config = SimConfig(model="m", tensor_parallel_size=1, profiler=profiler_config(protocol, alone))
+    rehearse_run(RehearsedRun(plan, planned, config, protocol, SEED, Effects()), load_cost(), alone)
+    wanted, found = (
+        digests(alone, "opprof", "traces"),
+        digests(tmp_path / "first", "opprof", "traces"),
+    )
+    # The sidecar says when the engine was told to end, which here is the starter's business.
+    wanted.pop("opprof/engine-0.jsonl.footer.json")
+    found.pop("opprof/engine-0.jsonl.footer.json")
+    assert wanted == found
+    one, two = (folder / "client" / "requests.jsonl" for folder in (alone, tmp_path / "first"))
+    assert times(one) == times(two)
+
+
+def times(path: Path) -> list[tuple[int, ...]]:
+    names = ("scheduled_mono_ns", "admitted_mono_ns", "first_token_mono_ns", "completed_mono_ns")
+    return [
+        tuple(row[name] for name in names) for row in map(json.loads, path.read_text().splitlines())
+    ]
+
+
+def test_a_killed_engine_ends_the_run_without_a_result_that_is_accepted(
+    manifest: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with serving(run) as (port, process):
+        clock = VirtualClock()
+        transport = LockstepTransport(clock, ("127.0.0.1", port))
+        clock.begin(transport.hello.now_ns)
+        ended: list[Outcome] = []
+        for number in range(3):
+            spec = RequestSpec(f"r{number}", b"[1, 2, 3]", 3, 8)
+            transport.send(transport.prepare(spec), ended.append)
+        process.kill()
+        process.wait()
+        clock.run(until_ns=clock.now_ns() + 10**10)
+        assert [outcome.error for outcome in ended] == ["connect"] * 3
+        transport.close()
+    with pytest.raises(EnvironmentFailure, match="no embedded engine answers"):
+        run_client(options(manifest, port, tmp_path / "other", opprof_dir=None), bound())
+
+
+def test_health_is_answered_and_outstanding_requests_are_no_clean_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with serving(run) as (port, process):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        clock = VirtualClock()
+        transport = LockstepTransport(clock, ("127.0.0.1", port))
+        clock.begin(transport.hello.now_ns)
+        transport.send(transport.prepare(RequestSpec("r", b"[5]", 1, 400)), lambda _outcome: None)
+        clock.run(until_ns=clock.now_ns() + 10**9)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        transport.close()
+    stream = (run / "opprof" / "engine-0.jsonl").read_text().splitlines()
+    assert not any('"type":"footer"' in line for line in stream)
+
+
+@pytest.mark.parametrize("url", ["lockstep://", "lockstep://host", "lockstep://host:0"])
+def test_an_address_without_host_and_port_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="HOST:PORT"):
+        parse_address(url)
