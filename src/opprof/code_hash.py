@@ -48,6 +48,13 @@ def client_sha256() -> str:
 
 
 @cache
+def plugin_sha256() -> str:
+    """Return the SHA-256 over the sources of the plugin that records inside the engine."""
+    files = source_files("engines/vllm/").items()
+    return hash_sources((name, path.read_bytes()) for name, path in files)
+
+
+@cache
 def hooks_sha256() -> str:
     """Return the SHA-256 over the plugin's hook tables; it stands for the patch hashes."""
     return hash_sources((name, (PACKAGE / name).read_bytes()) for name in HOOK_TABLES)

@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Serve vLLM's interface on the embedded engine (simulated).",
     ),
     "doctor": ("opprof.cli.doctor:doctor", "Show whether the vLLM plugin fits this machine."),
-    "protocol": ("opprof.cli.protocol:group", "Check and show a pre-registered protocol."),
+    "protocol": ("opprof.cli.protocol:group", "Check, freeze, amend and show a protocol."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
 

@@ -1,21 +1,31 @@
-"""``opprof protocol check|show``."""
+"""``opprof protocol check|freeze|show``."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
+from pathlib import Path
 
 import click
 
 from opprof.cli.options import json_option, print_json
-from opprof.errors import InputError
+from opprof.cli.protocol_tables import show_lines
+from opprof.errors import InputError, StateConflict
+from opprof.files import write_atomic
 from opprof.protocol.check import check_protocol
-from opprof.protocol.design import Design, cells, design, execution_order
+from opprof.protocol.design import design, execution_order
 from opprof.protocol.load import PACKAGED, Protocol, load_protocol
+
+_FROZEN_MODE = 0o444
 
 
 @click.group("protocol")
 def group() -> None:
-    """Check and show a pre-registered protocol."""
+    """Check, freeze and show a pre-registered protocol.
+
+    FILE is a protocol file or `phase3`, the packaged one. A draft is checked, its open decisions
+    are approved in freezing, and only the frozen file can start a campaign.
+    """
 
 
 def _load(source: str) -> Protocol:
@@ -29,17 +39,97 @@ def _load(source: str) -> Protocol:
 @click.argument("source", metavar="[FILE]", default=PACKAGED)
 @json_option
 def check(source: str, as_json: bool) -> None:
-    """Check types, references, domains and the protocol's own arithmetic."""
+    """Check types, references, domains and the protocol's own arithmetic.
+
+    A frozen file must also be, to the byte, what freezing and amending made of its draft, and its
+    hashes of client, plugin, hooked functions and mapping tables must fit this installation.
+
+    Exit codes: 0 sound, 1 frozen and not usable here, 2 unsound.
+    """
+    from opprof.protocol.freeze import check_frozen
+
     protocol = _load(source)
     problems = check_protocol(protocol.file)
+    frozen = check_frozen(protocol) if protocol.file.freeze is not None else []
     if as_json:
-        print_json({"id": protocol.file.id, "sha256": protocol.sha256, "problems": problems})
+        print_json(
+            {
+                "id": protocol.file.id,
+                "sha256": protocol.sha256,
+                "status": protocol.file.status,
+                "problems": problems,
+                "freeze_problems": frozen,
+            }
+        )
     else:
-        for problem in problems:
+        for problem in [*problems, *frozen]:
             click.echo(f"{protocol.source}: {problem}", err=True)
-        if not problems:
+        if not problems and not frozen:
             click.echo(f"{protocol.file.id}: sound ({protocol.file.status}), {protocol.sha256}")
-    raise SystemExit(2 if problems else 0)
+    raise SystemExit(2 if problems else 1 if frozen else 0)
+
+
+@group.command("freeze")
+@click.argument("source", metavar="FILE")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Frozen file to write; must not exist.",
+)
+@click.option(
+    "--approve",
+    "approved",
+    metavar="N[=DATE]",
+    multiple=True,
+    help="Approve open decision N (date of the approval: --date). Repeatable.",
+)
+@click.option("--approve-all", is_flag=True, help="Approve every decision still open; needs --by.")
+@click.option("--by", default="", metavar="NAME", help="Who approves; recorded with each approval.")
+@click.option("--date", metavar="YYYY-MM-DD", help="Date of the freezing (default: today).")
+@json_option
+def freeze(
+    source: str,
+    out: Path,
+    approved: tuple[str, ...],
+    approve_all: bool,
+    by: str,
+    date: str | None,
+    as_json: bool,
+) -> None:
+    """Freeze a draft: approve its open decisions and bind it to this installation.
+
+    Writes the same file with its comments, status "frozen", the approvals, and a [freeze] table
+    with the hashes of draft, code, client, plugin, hooked functions and mapping tables. Refuses an
+    unsound draft, a decision left open, and an --out that exists.
+    """
+    from opprof.protocol.freeze import Approvals, freeze_protocol
+    from opprof.protocol.load import parse_protocol
+
+    if out.exists():
+        raise StateConflict("exists already; a frozen protocol is never overwritten", path=out)
+    day = date if date is not None else datetime.date.today().isoformat()
+    approvals = Approvals(_numbers(approved, day), day if approve_all else None, by)
+    data = freeze_protocol(_load(source), approvals, date=day)
+    write_atomic(out, data, mode=_FROZEN_MODE)
+    made = parse_protocol(data, source=str(out))
+    if as_json:
+        print_json({"id": made.file.id, "sha256": made.sha256, "freeze": made.file.freeze})
+    else:
+        click.echo(f"{made.file.id}: frozen as {out}, {made.sha256}")
+
+
+def _numbers(texts: tuple[str, ...], day: str) -> dict[int, str]:
+    """Return decision number to date of ``N`` and ``N=DATE``."""
+    found: dict[int, str] = {}
+    for text in texts:
+        number, _, date = text.partition("=")
+        if not number.isdecimal():
+            raise InputError(f"--approve {text!r} is not N or N=DATE")
+        if int(number) in found:
+            raise InputError(f"--approve names decision {number} twice")
+        found[int(number)] = date or day
+    return found
 
 
 @group.command("show")
@@ -60,81 +150,5 @@ def show(source: str, as_json: bool) -> None:
             }
         )
         return
-    for line in [*_head(protocol), "", *_matrix(protocol), "", *_arithmetic(protocol, numbers)]:
+    for line in show_lines(protocol, numbers, order):
         click.echo(line)
-    click.echo("")
-    for line in [*_gates(protocol), "", *_order(order), "", *_amendments(protocol)]:
-        click.echo(line)
-
-
-def _head(protocol: Protocol) -> list[str]:
-    file = protocol.file
-    open_decisions = [row.number for row in file.open_decisions if row.approved is None]
-    pinned = file.pinned
-    return [
-        f"{file.id}: {file.title}",
-        f"status    {file.status}, dated {file.date}, {len(file.amendments)} amendments, "
-        f"open decisions without approval: {open_decisions or 'none'}",
-        f"sha256    {protocol.sha256}",
-        f"system    {pinned.model} {pinned.dtype}, {pinned.engine} {pinned.engine_version}, "
-        f"{pinned.hardware}",
-        f"variables {', '.join('${' + name + '}' for name in file.variables)}",
-        f"seeds     workload {file.seeds.workload}, order {file.seeds.execution_order}, "
-        f"statistics {file.seeds.statistics}",
-        f"mapping   {file.mapping.pinned} decides; also shown: "
-        f"{', '.join(file.mapping.alternatives) or 'none'}",
-    ]
-
-
-def _matrix(protocol: Protocol) -> list[str]:
-    chosen = cells(protocol.file)
-    rows = ["pattern  configs" + " " * 25 + "cell"]
-    for pattern in protocol.file.patterns:
-        configs = " ".join(c for p, c in chosen if p == pattern.id)
-        rows.append(f"{pattern.id:<8} {configs:<31} {pattern.cell}")
-    return rows
-
-
-def _arithmetic(protocol: Protocol, numbers: Design) -> list[str]:
-    budget, timeline = protocol.file.budget, protocol.file.timeline
-    return [
-        f"patterns            {numbers.patterns}",
-        f"configurations      {numbers.configs}",
-        f"cells               {numbers.cells} ({numbers.tp1_cells} on one GPU)",
-        f"measured runs       {numbers.primary_runs} + {numbers.confirmation_runs} confirmations "
-        f"= {numbers.measured_runs}, and {numbers.burnins} burn-ins",
-        f"profiler windows    {numbers.windows}, {numbers.active_iterations} active iterations, "
-        f"{numbers.trace_files} trace files",
-        f"clean seconds       {numbers.clean_s_per_run:g} a run "
-        f"({timeline.clean_segments} x {timeline.clean_segment_s:g})",
-        f"one primary run     {numbers.primary_run_s:g} s",
-        f"wall, one at a time {numbers.wall_hours:.1f} h ({numbers.wall_hours:.3f}; "
-        f"estimate frozen at {budget.wall_hours_estimate:g})",
-        f"GPU time            {numbers.gpu_hours:.1f} GPU-hours ({numbers.gpu_hours:.3f}; "
-        f"estimate frozen at {budget.gpu_hours_estimate:g})",
-        f"budget              {budget.gpu_hours_max:g} GPU-hours, "
-        f"{budget.gpu_hours_used:g} used before",
-    ]
-
-
-def _gates(protocol: Protocol) -> list[str]:
-    rows = ["gates"]
-    gates = protocol.file.gates
-    for name in gates.__struct_fields__:
-        rows.append(f"  {name:<40} {getattr(gates, name):g}")
-    rows.append(f"  {'smd_max':<40} {protocol.file.representativeness.smd_max:g}")
-    rows.append(f"  {'inversion_gap_share':<40} {protocol.file.ranking.inversion_gap_share:g}")
-    return rows
-
-
-def _order(order: list[tuple[str, str]]) -> list[str]:
-    names = [f"{pattern}/{config}" for pattern, config in order]
-    lines = [" ".join(names[i : i + 8]) for i in range(0, len(names), 8)]
-    return ["execution order", *(f"  {line}" for line in lines)]
-
-
-def _amendments(protocol: Protocol) -> list[str]:
-    rows = ["amendments (later takes precedence)"]
-    for amendment in protocol.file.amendments:
-        rows.append(f"  {amendment.date} {amendment.id} - {amendment.title}: {amendment.summary}")
-    return rows

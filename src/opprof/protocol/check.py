@@ -21,7 +21,12 @@ _ESTIMATE_TOLERANCE_HOURS = 0.1
 
 def check_protocol(protocol: ProtocolFile) -> list[str]:
     """Return every problem as one sentence that names the key; empty when the protocol is sound."""
-    problems = [*_duplicates(protocol), *_references(protocol), *_domains(protocol)]
+    problems = [
+        *_duplicates(protocol),
+        *_references(protocol),
+        *_domains(protocol),
+        *_status(protocol),
+    ]
     if problems:
         # Arithmetic over dangling references would only repeat the complaint.
         return problems
@@ -115,6 +120,18 @@ def _domains(protocol: ProtocolFile) -> list[str]:
         - set(protocol.variables)
     )
     return problems + [f"variables: ${{{name}}} is used but not declared" for name in undeclared]
+
+
+def _status(protocol: ProtocolFile) -> list[str]:
+    """A frozen protocol says what it was frozen with, and leaves no decision open."""
+    if protocol.status == "draft":
+        return [] if protocol.freeze is None else ["freeze: a draft has no [freeze] table"]
+    problems = [] if protocol.freeze is not None else ["freeze: a frozen protocol needs the table"]
+    return problems + [
+        f"open_decisions.{row.number}: not approved in a frozen protocol"
+        for row in protocol.open_decisions
+        if row.approved is None
+    ]
 
 
 def _variables(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import re
 import string
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -33,6 +33,8 @@ class Protocol:
     sha256: str
     """SHA-256 of the file's bytes; stands in every artefact."""
     source: str
+    data: bytes = field(default=b"", repr=False, compare=False)
+    """The file's bytes; empty where a test made the protocol from values."""
 
     def pattern(self, pattern_id: str) -> Pattern | None:
         """Return the pattern's row, or None where the protocol does not name it."""
@@ -87,7 +89,7 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
         raise SchemaError(
             f"does not fit the protocol schema: {error}", path=source, line=line
         ) from (error)
-    return Protocol(file=file, sha256=sha256_bytes(data), source=source)
+    return Protocol(file=file, sha256=sha256_bytes(data), source=source, data=data)
 
 
 def expand(template: str, variables: Mapping[str, str]) -> str:

@@ -4,29 +4,83 @@ Source: the Phase 3 protocol with its amendments. No field that decides anything
 a protocol that leaves a threshold out is refused, never completed from code.
 
 Format history
-    schema 1    first.
+    schema 1    first. Added since, all optional: ``[freeze]``, an amendment's reason, values and
+                predecessor, who approved a decision; ``amendments`` and ``open_decisions`` may be
+                left out.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
+
+from opprof.protocol.base import (
+    CountInt,
+    Date,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Sha256,
+    Table,
+)
+from opprof.protocol.campaign_tables import (
+    AmendedValue,
+    Amendment,
+    Budget,
+    Burnin,
+    Colocation,
+    Confirmations,
+    Expected,
+    Freeze,
+    OpenDecision,
+    PartialMatrix,
+    Placement,
+)
+
+__all__ = [
+    "SCHEMA",
+    "AmendedValue",
+    "Amendment",
+    "Budget",
+    "Burnin",
+    "Cells",
+    "Colocation",
+    "Config",
+    "Confirmations",
+    "Expected",
+    "Feature",
+    "Freeze",
+    "Gates",
+    "H1b",
+    "InterferenceRule",
+    "Layer1",
+    "Layer2",
+    "Load",
+    "MappingRule",
+    "NullRule",
+    "OpenDecision",
+    "PartialMatrix",
+    "Pattern",
+    "Pinned",
+    "Placement",
+    "PrivateSource",
+    "ProtocolFile",
+    "Ranking",
+    "RepresentativenessRule",
+    "Seeds",
+    "Server",
+    "Statistics",
+    "TimelinePlan",
+    "WasteRule",
+    "Workload",
+]
 
 SCHEMA = 1
 
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
-PositiveInt = Annotated[int, Meta(ge=1)]
-CountInt = Annotated[int, Meta(ge=0)]
 
-
-class _Table(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of every table: unknown keys are refused."""
-
-
-class Pinned(_Table, frozen=True):
+class Pinned(Table, frozen=True):
     """What the experiment is bound to; checked against the effective configuration."""
 
     engine: str
@@ -39,7 +93,7 @@ class Pinned(_Table, frozen=True):
     moe_backend_expected: str
 
 
-class Seeds(_Table, frozen=True):
+class Seeds(Table, frozen=True):
     """Raw seeds; every artefact that used one names it."""
 
     workload: CountInt
@@ -47,7 +101,7 @@ class Seeds(_Table, frozen=True):
     statistics: CountInt
 
 
-class Pattern(_Table, frozen=True):
+class Pattern(Table, frozen=True):
     """One row of the pattern-cell table."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
@@ -62,7 +116,7 @@ class Pattern(_Table, frozen=True):
     """Exact generator arguments, with ``${PRIVATE}`` for the site's folder."""
 
 
-class Workload(_Table, frozen=True):
+class Workload(Table, frozen=True):
     """What every request of every manifest has in common."""
 
     num_requests: PositiveInt
@@ -71,10 +125,10 @@ class Workload(_Table, frozen=True):
     ignore_eos: bool
 
 
-class PrivateSource(_Table, frozen=True):
+class PrivateSource(Table, frozen=True):
     """The private trace's identity and parity precheck ("Private real-trace anchor")."""
 
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Sha256
     bytes: PositiveInt
     rows: PositiveInt
     selected_rows: PositiveInt
@@ -84,7 +138,7 @@ class PrivateSource(_Table, frozen=True):
     tokenizer_error_max_tokens: CountInt
 
 
-class Config(_Table, frozen=True):
+class Config(Table, frozen=True):
     """One server configuration with the values that must be effective."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -95,7 +149,7 @@ class Config(_Table, frozen=True):
     purpose: str
 
 
-class Server(_Table, frozen=True):
+class Server(Table, frozen=True):
     """The common server command and its fixed settings."""
 
     chunked_prefill: bool
@@ -103,7 +157,7 @@ class Server(_Table, frozen=True):
     command: str
 
 
-class Cells(_Table, frozen=True):
+class Cells(Table, frozen=True):
     """Which configurations each pattern runs under."""
 
     baseline_config: str
@@ -112,7 +166,7 @@ class Cells(_Table, frozen=True):
     extra: list[tuple[str, str]]
 
 
-class Load(_Table, frozen=True):
+class Load(Table, frozen=True):
     """Load points (protocol, "Unit of analysis and load points")."""
 
     saturation_max_concurrency: PositiveInt
@@ -121,7 +175,7 @@ class Load(_Table, frozen=True):
     primary_config: str
 
 
-class TimelinePlan(_Table, frozen=True):
+class TimelinePlan(Table, frozen=True):
     """Phases of a measured run in seconds."""
 
     warmup_s: NonNegative
@@ -137,7 +191,7 @@ class TimelinePlan(_Table, frozen=True):
         return self.clean_segment_s * self.clean_segments
 
 
-class Layer2(_Table, frozen=True):
+class Layer2(Table, frozen=True):
     """The profiler's frozen schedule and the join's margin."""
 
     wait_iterations: CountInt
@@ -156,14 +210,14 @@ class Layer2(_Table, frozen=True):
         return tuple(range(first, first + self.active_iterations))
 
 
-class Layer1(_Table, frozen=True):
+class Layer1(Table, frozen=True):
     """A-P3-5: flush interval and the tolerance reported apart."""
 
     flush_interval_s: Positive
     checkpoint_tolerance_ms: NonNegative
 
 
-class Gates(_Table, frozen=True):
+class Gates(Table, frozen=True):
     """Validity gates of one run; units end the names."""
 
     warmup_completions_min: CountInt
@@ -197,7 +251,7 @@ Feature = Literal[
 ]
 
 
-class RepresentativenessRule(_Table, frozen=True):
+class RepresentativenessRule(Table, frozen=True):
     """How a profiler window is compared with its clean segment."""
 
     smd_max: NonNegative
@@ -209,7 +263,7 @@ class RepresentativenessRule(_Table, frozen=True):
     null_draws: CountInt
 
 
-class MappingRule(_Table, frozen=True):
+class MappingRule(Table, frozen=True):
     """Which mapping table decides and which are shown beside it."""
 
     pinned: str
@@ -217,7 +271,7 @@ class MappingRule(_Table, frozen=True):
     top_unmatched: PositiveInt
 
 
-class Ranking(_Table, frozen=True):
+class Ranking(Table, frozen=True):
     """Ranking and the gap part of the inversion rule, in share units (0..1)."""
 
     tie_share: Fraction
@@ -226,7 +280,7 @@ class Ranking(_Table, frozen=True):
     other_may_be_top: bool
 
 
-class WasteRule(_Table, frozen=True):
+class WasteRule(Table, frozen=True):
     """Waste accounting."""
 
     raggedness_cohorts: list[PositiveInt]
@@ -236,7 +290,7 @@ class WasteRule(_Table, frozen=True):
     moe_cv_ddof: Literal[0, 1]
 
 
-class Statistics(_Table, frozen=True):
+class Statistics(Table, frozen=True):
     """Resampling plans (protocol, "Statistical summaries")."""
 
     block_s: Positive
@@ -255,7 +309,7 @@ class Statistics(_Table, frozen=True):
     contrast_family: Literal["listed"]
 
 
-class NullRule(_Table, frozen=True):
+class NullRule(Table, frozen=True):
     """What supports the null outcome (protocol, "Decision rule")."""
 
     bounded_gap: Literal["inversion_depth"]
@@ -263,7 +317,7 @@ class NullRule(_Table, frozen=True):
     top_rule: Literal["common_family"]
 
 
-class InterferenceRule(_Table, frozen=True):
+class InterferenceRule(Table, frozen=True):
     """Spline fits behind ``I_mix`` and the step-time residual."""
 
     requests: Literal["component", "step"]
@@ -278,7 +332,7 @@ class InterferenceRule(_Table, frozen=True):
     tolerance: Positive
 
 
-class H1b(_Table, frozen=True):
+class H1b(Table, frozen=True):
     """Frozen contrasts and thresholds (protocol, "Decision rule")."""
 
     irregular: list[str]
@@ -289,110 +343,14 @@ class H1b(_Table, frozen=True):
     thresholds: dict[str, NonNegative]
 
 
-class Confirmations(_Table, frozen=True):
-    """Layer-1-only repeats, in their fixed order."""
-
-    patterns: list[str]
-    config: str
-    load_point: Literal["saturation", "moderate"]
-
-
-class Burnin(_Table, frozen=True):
-    """Unmeasured compile warm-up, one per configuration."""
-
-    pattern: str
-    seconds: Positive
-
-
-class Colocation(_Table, frozen=True):
-    """A-P3-1: the co-location validity check."""
-
-    pattern: str
-    config: str
-    backgrounds_eight: list[str]
-    backgrounds_four: list[str]
-    top_families: PositiveInt
-    throughput_error_max: NonNegative
-    share_error_max: NonNegative
-
-
-class Placement(_Table, frozen=True):
-    """A-P3-1: GPUs, disjoint CPU masks and NUMA nodes."""
-
-    gpus: PositiveInt
-    cpu_map: list[str]
-    numa_nodes: list[CountInt]
-
-
-class Budget(_Table, frozen=True):
-    """Costs and hard stops."""
-
-    startup_s: NonNegative
-    profile_window_s: NonNegative
-    shutdown_s: NonNegative
-    confirmation_s: Positive
-    gpu_hours_max: Positive
-    gpu_hours_used: NonNegative
-    gpu_hours_estimate: NonNegative
-    wall_hours_estimate: NonNegative
-    public_bytes_max: PositiveInt
-    private_bytes_max: PositiveInt
-    free_space_bytes_min: CountInt
-
-
-class Expected(_Table, frozen=True):
-    """The protocol's own arithmetic, recomputed by ``opprof protocol check``."""
-
-    patterns: CountInt
-    configs: CountInt
-    cells: CountInt
-    tp1_cells: CountInt
-    primary_runs: CountInt
-    confirmation_runs: CountInt
-    measured_runs: CountInt
-    burnins: CountInt
-    windows: CountInt
-    trace_files: CountInt
-    clean_s_per_run: NonNegative
-    primary_run_s: NonNegative
-
-
-class Amendment(_Table, frozen=True):
-    """A dated change; the key is id and title together, since one id occurs twice."""
-
-    id: str
-    title: str
-    date: Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-    changes: list[str]
-    summary: str
-
-
-class PartialMatrix(_Table, frozen=True):
-    """A-P3-7: what a frozen, incomplete matrix may support."""
-
-    measured_runs: CountInt
-    incomplete_cells: list[tuple[str, str]]
-    h1a_patterns: list[str]
-    not_evaluable_contrasts: list[tuple[str, str]]
-
-
-class OpenDecision(_Table, frozen=True):
-    """A decision that must be approved before a start."""
-
-    number: PositiveInt
-    blocking: bool
-    text: str
-    approved: str | None = None
-
-
-class ProtocolFile(_Table, frozen=True):
+class ProtocolFile(Table, frozen=True):
     """The whole file."""
 
     schema: Literal[1]
     id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     title: str
     status: Literal["draft", "frozen"]
-    date: Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    date: Date
     variables: dict[str, str]
     pinned: Pinned
     seeds: Seeds
@@ -419,8 +377,9 @@ class ProtocolFile(_Table, frozen=True):
     placement: Placement
     budget: Budget
     expected: Expected
-    amendments: list[Amendment]
-    open_decisions: list[OpenDecision]
+    amendments: list[Amendment] = field(default_factory=list)
+    open_decisions: list[OpenDecision] = field(default_factory=list)
     colocation: Colocation | None = None
     private_source: PrivateSource | None = None
     partial_matrix: PartialMatrix | None = None
+    freeze: Freeze | None = None

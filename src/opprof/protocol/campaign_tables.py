@@ -1,0 +1,158 @@
+"""Tables of a protocol file that are about the campaign and about changes: order, places, costs,
+amendments, approvals, freezing. See :mod:`opprof.protocol.model` for the whole file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import field
+
+from opprof.protocol.base import (
+    CountInt,
+    Date,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Sha256,
+    Table,
+)
+
+
+class Confirmations(Table, frozen=True):
+    """Layer-1-only repeats, in their fixed order."""
+
+    patterns: list[str]
+    config: str
+    load_point: Literal["saturation", "moderate"]
+
+
+class Burnin(Table, frozen=True):
+    """Unmeasured compile warm-up, one per configuration."""
+
+    pattern: str
+    seconds: Positive
+
+
+class Colocation(Table, frozen=True):
+    """A-P3-1: the co-location validity check."""
+
+    pattern: str
+    config: str
+    backgrounds_eight: list[str]
+    backgrounds_four: list[str]
+    top_families: PositiveInt
+    throughput_error_max: NonNegative
+    share_error_max: NonNegative
+
+
+class Placement(Table, frozen=True):
+    """A-P3-1: GPUs, disjoint CPU masks and NUMA nodes."""
+
+    gpus: PositiveInt
+    cpu_map: list[str]
+    numa_nodes: list[CountInt]
+
+
+class Budget(Table, frozen=True):
+    """Costs and hard stops."""
+
+    startup_s: NonNegative
+    profile_window_s: NonNegative
+    shutdown_s: NonNegative
+    confirmation_s: Positive
+    gpu_hours_max: Positive
+    gpu_hours_used: NonNegative
+    gpu_hours_estimate: NonNegative
+    wall_hours_estimate: NonNegative
+    public_bytes_max: PositiveInt
+    private_bytes_max: PositiveInt
+    free_space_bytes_min: CountInt
+
+
+class Expected(Table, frozen=True):
+    """The protocol's own arithmetic, recomputed by ``opprof protocol check``."""
+
+    patterns: CountInt
+    configs: CountInt
+    cells: CountInt
+    tp1_cells: CountInt
+    primary_runs: CountInt
+    confirmation_runs: CountInt
+    measured_runs: CountInt
+    burnins: CountInt
+    windows: CountInt
+    trace_files: CountInt
+    clean_s_per_run: NonNegative
+    primary_run_s: NonNegative
+
+
+class AmendedValue(Table, frozen=True):
+    """One key that an amendment changed, with both values as the file writes them."""
+
+    key: str
+    """Key path; rows of ``patterns`` and ``configs`` by id: ``patterns.P10.drain_budget_s``."""
+    new: Any
+    old: Any = None
+    """Left out where the key was not there before (TOML has no null)."""
+
+
+class Amendment(Table, frozen=True):
+    """A dated change; the key is id and title together, since one id occurs twice.
+
+    The optional fields are those of ``opprof protocol amend``; the amendments that a draft brings
+    along were made before anything was frozen and have none.
+    """
+
+    id: str
+    title: str
+    date: Date
+    changes: list[str]
+    summary: str
+    reason: str = ""
+    previous_sha256: Sha256 | None = None
+    """Of the protocol file that this amendment changed."""
+    rejudge: bool = False
+    """Completed runs are judged again from their kept raw data; nothing is rerun."""
+    values: list[AmendedValue] = field(default_factory=list)
+
+
+class PartialMatrix(Table, frozen=True):
+    """A-P3-7: what a frozen, incomplete matrix may support."""
+
+    measured_runs: CountInt
+    incomplete_cells: list[tuple[str, str]]
+    h1a_patterns: list[str]
+    not_evaluable_contrasts: list[tuple[str, str]]
+
+
+class OpenDecision(Table, frozen=True):
+    """A decision that must be approved before a start."""
+
+    number: PositiveInt
+    blocking: bool
+    text: str
+    approved: str | None = None
+    """Date of the approval."""
+    approved_by: str = ""
+
+
+class Freeze(Table, frozen=True):
+    """What a protocol was frozen with; whatever differs in an installation is refused."""
+
+    date: Date
+    draft_sha256: Sha256
+    """Of the draft's bytes; undoing the amendments and the freezing yields them again."""
+    code_version: str
+    code_sha256: Sha256
+    """Of the whole package; told, and not refused: a campaign binds its own at its start."""
+    client_sha256: Sha256
+    hooks_sha256: Sha256
+    """Of the plugin's tables of hooked functions (the specification's patch hashes)."""
+    mappings: dict[str, Sha256]
+    """Version of every mapping table that the protocol names to the table's SHA-256."""
+    plugin_sha256: Sha256 | None = None
+    approved: list[PositiveInt] = field(default_factory=list)
+    """Open decisions that were approved in freezing."""
+    seal: Sha256 | None = None
+    """SHA-256 of this file with the seal itself written as 64 zeros: finds any changed byte."""
