@@ -22,6 +22,7 @@ def catalogue() -> dict[str, Any]:
         rehearsal,
         run,
         sanity,
+        scan,
         waste,
     )
 
@@ -53,4 +54,5 @@ def catalogue() -> dict[str, Any]:
         "stop": campaign.Stop,
         "campaign-provenance": provenance.CampaignProvenance,
         "folder-provenance": provenance.FolderProvenance,
+        "scan-report": scan.ScanReport,
     }

@@ -45,6 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "doctor": ("opprof.cli.doctor:doctor", "Show whether the vLLM plugin fits this machine."),
     "protocol": ("opprof.cli.protocol:group", "Check, freeze, amend and show a protocol."),
+    "scan": ("opprof.cli.scan:scan", "Look for private text in everything that would leave."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
 

@@ -1,0 +1,87 @@
+"""``opprof scan DIR --private MANIFEST``: nothing private may leave the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from opprof.artifacts.scan import ScanReport
+from opprof.cli.options import json_option, print_json
+
+
+@click.command("scan")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--private",
+    "manifests",
+    metavar="MANIFEST",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Private manifest or its source; repeat for several. None of its text may be in DIR.",
+)
+@click.option(
+    "--private-dir",
+    "private_dirs",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Further private folder: its path may stand in commands.log only.",
+)
+@click.option(
+    "--public",
+    "public",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Text that everybody may read; what it shares with a prompt is counted, not a finding.",
+)
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads.")
+@json_option
+def scan(
+    folder: Path,
+    manifests: tuple[Path, ...],
+    private_dirs: tuple[Path, ...],
+    public: tuple[Path, ...],
+    jobs: int,
+    as_json: bool,
+) -> None:
+    """Look for private text in every file of DIR, packed ones and logs included.
+
+    A finding is a prompt, messages, content or generated text under any key; 32 characters or more
+    of a source prompt, white space normalised, in any encoding known here; a private path outside
+    of commands.log; a file that could not be looked at. Exit code 1 with any finding.
+    """
+    from opprof.integrity.check import scan_folder
+
+    report = scan_folder(
+        folder, manifests=manifests, private_dirs=private_dirs, public=public, jobs=jobs
+    )
+    if as_json:
+        print_json(report)
+    else:
+        print_scan(report, folder)
+    raise SystemExit(int(report.outcome != "pass"))
+
+
+def print_scan(report: ScanReport, folder: Path) -> None:
+    """Print findings, then what was looked at."""
+    from opprof.cli import one_line
+
+    for finding in report.findings:
+        inside = f" [{finding.inside}]" if finding.inside else ""
+        near = "" if finding.offset is None else f" (near byte {finding.offset})"
+        line = f"{finding.file}{inside}: {finding.kind}: {finding.detail}{near}"
+        click.echo(one_line(line), err=True)
+    for name in report.more:
+        click.echo(one_line(f"{name}: has more findings than are listed"), err=True)
+    prompts = sum(item.text_prompts + item.id_prompts for item in report.manifests)
+    short = sum(item.too_short for item in report.manifests)
+    click.echo(
+        f"{one_line(str(folder))}: {report.outcome}: {len(report.findings)} findings in "
+        f"{report.files} files ({report.file_bytes} bytes; {report.stream_bytes} looked at), "
+        f"against {prompts} prompts, {short} of them too short to be looked for"
+    )
+    if report.public_matches:
+        click.echo(f"{report.public_matches} matches are public text")

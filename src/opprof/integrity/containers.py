@@ -1,0 +1,282 @@
+"""Streams inside files: gzip (all members), bzip2, xz and tar, in any nesting, in bounded memory.
+
+What cannot be looked into (Zstandard and zip here, a damaged or cut stream, one that inflates
+beyond the limit) is said so: "could not look" is never "found nothing".
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import errno
+import lzma
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from opprof.errors import InputError
+
+MAX_NESTING = 6
+INFLATED_LIMIT_BYTES = 16 << 30
+"""Of one file; the largest trace known is 2 GB."""
+_READ = 1 << 16
+_PIECE = 1 << 20
+_SNIFF = 512
+_ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+_GZIP, _BZIP2, _XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+_BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Longest first: a UTF-32 mark begins with a UTF-16 one."""
+
+
+class Readable(Protocol):
+    """``read(n)`` gives up to n bytes, none at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream of plain bytes inside a file."""
+
+    name: str
+    """Path inside the file, ``""`` for the file's own bytes."""
+    reader: Readable
+
+
+@dataclass(frozen=True, slots=True)
+class Unlooked:
+    """A part that could not be looked into, with the reason."""
+
+    name: str
+    reason: str
+
+
+class _Damaged(Exception):
+    """A compressed stream cannot be read on."""
+
+
+class _Budget:
+    def __init__(self, limit_bytes: int) -> None:
+        self.left = limit_bytes
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left < 0:
+            raise _Damaged("inflates beyond the limit; the rest was not looked at")
+
+
+def streams(reader: Readable, *, name: str, limit_bytes: int) -> Iterator[Stream | Unlooked]:
+    """Yield every stream of plain bytes in a file; each must be read before the next is asked for.
+
+    ``name`` is the file's own; a ``.gz`` that holds none is looked at as it is, and told.
+    """
+    yield from _streams(_Peeked(reader), "", name, _Budget(limit_bytes), 0)
+
+
+def _streams(
+    reader: _Peeked, inside: str, name: str, budget: _Budget, depth: int
+) -> Iterator[Stream | Unlooked]:
+    head = reader.peek(_SNIFF)
+    if depth > MAX_NESTING:
+        yield Unlooked(inside, f"is packed more than {MAX_NESTING} times")
+        return
+    opened = _decompressor(head)
+    if opened is not None:
+        yield from _compressed(reader, opened, inside, name, budget, depth)
+    elif head.startswith((_ZSTD, _ZIP)):
+        what = "Zstandard" if head.startswith(_ZSTD) else "zip"
+        yield Unlooked(inside, f"is {what} data, which this scan cannot open")
+    elif head[257:262] == b"ustar":
+        yield from _tar(reader, inside, budget, depth)
+    else:
+        if name.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")):
+            yield Unlooked(inside, "is named like a compressed file and is none")
+        encoding = next((code for mark, code in _BOMS.items() if head.startswith(mark)), None)
+        yield Stream(inside, reader if encoding is None else _Decoded(reader, encoding))
+
+
+def _decompressor(head: bytes) -> Callable[[], Any] | None:
+    if head.startswith(_GZIP):
+        from isal import isal_zlib
+
+        # 31: zlib's window bits for a gzip member with header, CRC and length.
+        return lambda: isal_zlib.decompressobj(31)
+    if head.startswith(_BZIP2):
+        return bz2.BZ2Decompressor
+    return lzma.LZMADecompressor if head.startswith(_XZ) else None
+
+
+def _compressed(
+    reader: _Peeked,
+    opened: Callable[[], Any],
+    inside: str,
+    name: str,
+    budget: _Budget,
+    depth: int,
+) -> Iterator[Stream | Unlooked]:
+    magic = reader.peek(6)
+    # A header may carry a name, a comment and extra fields.
+    yield Stream(_join(inside, "(header)"), _Bytes(reader.peek(_SNIFF)))
+    inflated = _Inflated(reader, opened, magic[:2], budget)
+    inner = name.rsplit(".", 1)[0] if name.endswith((".gz", ".bz2", ".xz")) else name
+    try:
+        yield from _streams(_Peeked(inflated), inside, inner, budget, depth + 1)
+        if inflated.left_over:
+            yield Unlooked(inside, "is followed by bytes that belong to no compressed member")
+            yield Stream(_join(inside, "(rest)"), _Chained(inflated.left_over, reader))
+    except _Damaged as error:
+        yield Unlooked(inside, str(error))
+
+
+def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[Stream | Unlooked]:
+    try:
+        with tarfile.open(fileobj=reader, mode="r|", bufsize=_READ) as archive:  # type: ignore[call-overload]
+            for member in archive:
+                name = member.name.encode("utf-8", "surrogateescape").decode(
+                    "utf-8", "backslashreplace"
+                )
+                path = _join(inside, name)
+                said = [member.name, member.linkname, member.uname, member.gname]
+                said += [str(value) for pair in member.pax_headers.items() for value in pair]
+                text = "\n".join(said).encode("utf-8", "surrogateescape")
+                yield Stream(f"{path} (header)", _Bytes(text))
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    yield from _streams(_Peeked(content), path, name, budget, depth + 1)
+        yield Stream(_join(inside, "(rest)"), _Chained(reader.last, reader))
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
+        yield Unlooked(inside, f"is a damaged or cut tar: {error}")
+
+
+def _join(inside: str, name: str) -> str:
+    return f"{inside}!{name}" if inside else name
+
+
+class _Bytes:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, size: int, /) -> bytes:
+        part, self._data = self._data[:size], self._data[size:]
+        return part
+
+
+class _Chained:
+    def __init__(self, first: bytes, then: Readable) -> None:
+        self._first, self._then = _Bytes(first), then
+
+    def read(self, size: int, /) -> bytes:
+        return self._first.read(size) or self._then.read(size)
+
+
+class _Peeked:
+    """A reader whose beginning can be looked at; reads are filled up where possible."""
+
+    def __init__(self, reader: Readable) -> None:
+        self._reader, self._head = reader, b""
+        self.last = b""
+        """What was read last: a tar's reader takes more than the archive."""
+
+    def peek(self, size: int) -> bytes:
+        while len(self._head) < size and (more := self._reader.read(size - len(self._head))):
+            self._head += more
+        return self._head[:size]
+
+    def read(self, size: int, /) -> bytes:
+        part, self._head = self._head[:size], self._head[size:]
+        self.last = part or self._reader.read(size)
+        return self.last
+
+
+class _Inflated:
+    """The bytes of all compressed members, one after another."""
+
+    def __init__(
+        self, reader: Readable, opened: Callable[[], Any], magic: bytes, budget: _Budget
+    ) -> None:
+        self._reader, self._opened, self._magic, self._budget = reader, opened, magic, budget
+        from isal import isal_zlib
+
+        self._engine: Any = opened()
+        self._broken: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # stub
+        self._pending = b""
+        self.left_over = b""
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            if self._engine is None:
+                return b""
+            try:
+                part: bytes = self._engine.decompress(self._pending, min(size, _PIECE))
+            except (OSError, EOFError, ValueError, lzma.LZMAError, self._broken) as error:
+                raise _Damaged(f"is damaged: {error}") from error
+            self._pending = bytes(getattr(self._engine, "unconsumed_tail", b""))
+            if self._engine.eof:
+                self._next_member()
+            elif not part and not self._pending:
+                self._pending = self._reader.read(_READ)
+                if not self._pending:
+                    raise _Damaged("ends before its trailer: the file was cut short")
+            if part:
+                self._budget.take(len(part))
+                return part
+
+    def _next_member(self) -> None:
+        rest = bytes(self._engine.unused_data)
+        while True:
+            # Zero padding may stand between members and after the last one.
+            rest = rest.lstrip(b"\x00")
+            more = self._reader.read(_READ) if len(rest) < len(self._magic) else b""
+            rest += more
+            if len(rest) >= len(self._magic) or not more:
+                break
+        if rest.startswith(self._magic):
+            self._engine, self._pending = self._opened(), rest
+        else:
+            self._engine, self.left_over = None, rest
+
+
+class _Decoded:
+    """UTF-16 or UTF-32 with a byte order mark, as UTF-8."""
+
+    def __init__(self, reader: Readable, encoding: str) -> None:
+        self._reader = reader
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+
+    def read(self, size: int, /) -> bytes:
+        while chunk := self._reader.read(size):
+            if text := self._decoder.decode(chunk):
+                return text.encode("utf-8", "surrogatepass")
+        return b""
+
+
+class PlainFile:
+    """A regular file's data; holes are passed over, as one NUL byte."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._at = 0
+
+    def read(self, size: int, /) -> bytes:
+        hole = b""
+        try:
+            data = os.lseek(self._stream.fileno(), self._at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return b""  # nothing but a hole is left
+            data = self._at  # a file system that knows no holes
+        if data > self._at:
+            self._at, hole = data, b"\x00"
+        try:
+            part = os.pread(self._stream.fileno(), size, self._at)
+        except OSError as error:
+            raise InputError(f"cannot read: {error.strerror or error}") from error
+        self._at += len(part)
+        return hole + part if part else b""

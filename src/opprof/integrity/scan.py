@@ -1,0 +1,347 @@
+"""The privacy scan: every byte of a folder, looked at through every encoding, in bounded memory.
+
+Source: protocol, "Artifact, privacy, and reproducibility contract" and hard stop 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opprof._version import __version__
+from opprof.artifacts.common import SanityBlock, SanityFamily
+from opprof.artifacts.scan import FindingKind, ScanFinding, ScanReport
+from opprof.code_hash import code_sha256
+from opprof.errors import InputError
+from opprof.files import sha256_bytes
+from opprof.integrity.containers import (
+    INFLATED_LIMIT_BYTES,
+    PlainFile,
+    Readable,
+    Stream,
+    Unlooked,
+    streams,
+)
+from opprof.integrity.keys import forbidden_keys
+from opprof.integrity.normalize import (
+    MIN_CHARS,
+    SEPARATOR,
+    class_table,
+    collapse,
+    long_runs,
+    views,
+)
+from opprof.integrity.source import PrivateSource, PrivateText
+from opprof.integrity.tree import Entry, Unreadable, open_plain, walk
+
+COMMAND_LOG = "commands.log"
+"""The one name under which private paths may stand (protocol: "the exact command log")."""
+CHUNK_BYTES = 1 << 20
+OVERLAP_BYTES = 64 << 10
+"""Of neighbouring chunks: far more than 32 characters take in any encoding, so that no border cuts
+a match; only white space escaped over more than this could."""
+FINDINGS_A_FILE = 20
+
+_SOURCE_COPIES = re.compile(r"(^|/)provenance/(controller|client|hooks)/")
+"""Copies of this program: its keys are program text, and `opprof verify` compares their hashes."""
+_ID_CLASS = class_table(b"0123456789,;[] ")
+_ID_BREAKS = bytes(0x2C if byte in b",;[] " else byte for byte in range(256))
+_COMMAS = re.compile(rb",,+")
+
+
+@dataclass
+class _Tally:
+    """What was looked at, of one file."""
+
+    findings: list[ScanFinding] = field(default_factory=list)
+    more: bool = False
+    streams: int = 0
+    stream_bytes: int = 0
+    public: int = 0
+
+
+class _Enough(Exception):
+    """One file has as many findings as are told."""
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """What is looked for; one for all files, shared by threads."""
+
+    source: PrivateSource
+    paths: tuple[bytes, ...] = ()
+    """Private places, as bytes."""
+    public: bytes = b""
+    """Collapsed text that everybody may read; what it holds is no finding."""
+    private_files: frozenset[tuple[int, int]] = frozenset()
+    """(device, inode) of the manifests."""
+    limit_bytes: int = INFLATED_LIMIT_BYTES
+
+    def scan_entry(self, entry: Entry | Unreadable) -> _Tally:
+        """Look at one name and, where it is a file, at all that it holds."""
+        tally = _Tally()
+        log = _Log(tally, self._public_name(entry.name, tally))
+        try:
+            if isinstance(entry, Unreadable):
+                log.add("not_looked_at", "", entry.reason)
+            elif entry.kind == "link":
+                self._link(entry, log)
+            elif entry.kind == "special":
+                log.add("special_file", "", "is a pipe, a socket or a device")
+            elif entry.kind == "file":
+                self._file(entry, log)
+        except _Enough:
+            tally.more = True
+        return tally
+
+    def _public_name(self, name: str, tally: _Tally) -> str:
+        """Return the name, or its hash where it is itself private; such a name is a finding."""
+        probe = _Log(_Tally(), "")
+        self._look(collapse(name.encode()), probe, "", 0, keys=False, path_allowed=False)
+        if not probe.tally.findings:
+            return name
+        shown = f"(name withheld, SHA-256 {sha256_bytes(name.encode())[:16]})"
+        first = probe.tally.findings[0]
+        tally.findings.append(
+            ScanFinding(shown, "", first.kind, f"in the name itself: {first.detail}")
+        )
+        return shown
+
+    def _link(self, entry: Entry, log: _Log) -> None:
+        target = entry.path.resolve()
+        where = "which exists" if target.exists() else "which does not exist"
+        log.add("link", "", f"is a link to something, {where}; links are not followed")
+
+    def _file(self, entry: Entry, log: _Log) -> None:
+        try:
+            with open_plain(entry.path) as stream:
+                status = entry.path.stat()
+                if (status.st_dev, status.st_ino) in self.private_files:
+                    log.add("private_file", "", "is a private manifest itself")
+                name = entry.name.rsplit("/", 1)[-1]
+                for part in streams(PlainFile(stream), name=name, limit_bytes=self.limit_bytes):
+                    if isinstance(part, Unlooked):
+                        log.add("not_looked_at", part.name, part.reason)
+                    else:
+                        self._stream(part, entry.name, log)
+        except InputError as error:
+            log.add("not_looked_at", "", error.reason)
+
+    def _stream(self, part: Stream, name: str, log: _Log) -> None:
+        log.tally.streams += 1
+        allowed = (part.name or name).rsplit("/", 1)[-1].split("!")[-1] == COMMAND_LOG
+        keys = not _SOURCE_COPIES.search(name)
+        suffix = (part.name or name).removesuffix(".gz").rsplit(".", 1)[-1].lower()
+        for offset, text in _texts(part.reader, log.tally):
+            self._look(
+                text,
+                log,
+                part.name,
+                offset,
+                keys=keys,
+                path_allowed=allowed,
+                page=suffix in ("html", "htm"),
+                config=suffix == "toml",
+            )
+
+    def _look(
+        self,
+        text: bytes,
+        log: _Log,
+        inside: str,
+        offset: int,
+        *,
+        keys: bool,
+        path_allowed: bool,
+        page: bool = False,
+        config: bool = False,
+    ) -> None:
+        """Look at one stretch of collapsed text in every view."""
+        for view in views(text):
+            if keys:
+                for key in forbidden_keys(view, page=page, config=config):
+                    log.add("forbidden_key", inside, f'key "{key}" holds text or ids', offset)
+            if not path_allowed and any(path in view for path in self.paths):
+                log.add("private_path", inside, "names a private path", offset)
+            for private in self.source.texts:
+                self._find(private, view, log, inside, offset)
+            if self.source.ids:
+                numbers = _id_text(view)
+                for private in self.source.ids if len(numbers) >= MIN_CHARS else ():
+                    self._find(private, numbers, log, inside, offset)
+
+    def _find(self, private: PrivateText, view: bytes, log: _Log, inside: str, offset: int) -> None:
+        for match in private.index.find(view):
+            if self.public and match.text in self.public:
+                log.tally.public += 1
+                continue
+            count = len(match.text.decode("utf-8", "ignore"))
+            detail = f"{count} characters of the prompt at {private.where(match.source)}"
+            kind: FindingKind = (
+                "prompt_text" if private.kind == "prompt_text" else "prompt_token_ids"
+            )
+            log.add(kind, inside, detail, offset)
+
+
+@dataclass
+class _Log:
+    """Findings of one file, each told once."""
+
+    tally: _Tally
+    name: str
+
+    def add(self, kind: FindingKind, inside: str, detail: str, offset: int | None = None) -> None:
+        shown = inside if inside.isprintable() else inside.encode("unicode_escape").decode()
+        finding = ScanFinding(self.name, shown, kind, detail, offset)
+        for known in self.tally.findings:
+            if (known.inside, known.kind, known.detail) == (shown, kind, detail):
+                return
+        self.tally.findings.append(finding)
+        if len(self.tally.findings) >= FINDINGS_A_FILE:
+            raise _Enough
+
+
+def _texts(reader: Readable, tally: _Tally) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset of its first byte, collapsed text) of overlapping chunks of a stream."""
+    carry, held, offset = b"", b"", 0
+    while True:
+        chunk = _fill(reader)
+        if not chunk and not held:
+            return
+        raw, held = _whole_characters(held + chunk) if chunk else (held, b"")
+        part = collapse(raw)
+        if carry.endswith(b" "):
+            part = part.removeprefix(b" ")
+        text = carry + part
+        if text.strip(SEPARATOR):
+            yield max(0, offset - len(carry)), text
+        offset += len(chunk)
+        tally.stream_bytes += len(chunk)
+        carry = text[-OVERLAP_BYTES:]
+
+
+def _fill(reader: Readable) -> bytes:
+    parts, size = [], 0
+    while size < CHUNK_BYTES and (part := reader.read(CHUNK_BYTES - size)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _whole_characters(raw: bytes) -> tuple[bytes, bytes]:
+    """Split before a UTF-8 character that is not whole yet."""
+    for back in range(1, min(4, len(raw) + 1)):
+        byte = raw[-back]
+        if byte >= 0xC0:
+            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2
+            return (raw[:-back], raw[-back:]) if needed > back else (raw, b"")
+        if byte < 0x80:
+            break
+    return raw, b""
+
+
+def _id_text(view: bytes) -> bytes:
+    """Return every long row of numbers with one comma between them, rows apart by NUL."""
+    rows = (
+        _COMMAS.sub(b",", view[start:end].translate(_ID_BREAKS))
+        for start, end in long_runs(view, _ID_CLASS, MIN_CHARS)
+    )
+    return SEPARATOR.join(row for row in rows if len(row) >= MIN_CHARS)
+
+
+def scan_tree(
+    root: Path,
+    scanner: Scanner,
+    *,
+    private_dirs: int,
+    jobs: int = 1,
+    advance: Callable[[], None] | None = None,
+) -> ScanReport:
+    """Scan everything below ``root``.
+
+    Raises:
+        InputError: ``root`` is no folder, or holds nothing.
+    """
+    entries = list(walk(root))
+    if not any(isinstance(entry, Entry) and entry.kind != "folder" for entry in entries):
+        raise InputError("holds no file: there is nothing to scan", path=root)
+
+    def one(entry: Entry | Unreadable) -> _Tally:
+        tally = scanner.scan_entry(entry)
+        if advance is not None:
+            advance()
+        return tally
+
+    with ThreadPoolExecutor(jobs) as pool:
+        tallies = list(pool.map(one, entries))
+    return _report(entries, tallies, scanner, private_dirs)
+
+
+def _report(
+    entries: Sequence[Entry | Unreadable],
+    tallies: Sequence[_Tally],
+    scanner: Scanner,
+    private_dirs: int,
+) -> ScanReport:
+    findings = [finding for tally in tallies for finding in tally.findings]
+    sizes = [e.bytes for e in entries if isinstance(e, Entry) and e.kind == "file"]
+    return ScanReport(
+        schema=1,
+        outcome="fail" if findings else "pass",
+        findings=findings,
+        more=sorted({tally.findings[0].file for tally in tallies if tally.more}),
+        manifests=list(scanner.source.manifests),
+        private_dirs=private_dirs,
+        public_matches=sum(tally.public for tally in tallies),
+        files=len(sizes),
+        file_bytes=sum(sizes),
+        streams=sum(tally.streams for tally in tallies),
+        stream_bytes=sum(tally.stream_bytes for tally in tallies),
+        index_bytes=scanner.source.memory_bytes,
+        code_version=__version__,
+        code_sha256=code_sha256(),
+        sanity=_sanity(sizes, findings),
+    )
+
+
+def _sanity(sizes: Sequence[int], findings: Sequence[ScanFinding]) -> SanityBlock:
+    family = SanityFamily(
+        name="file_bytes",
+        n=len(sizes),
+        finite=len(sizes),
+        missing=0,
+        min=min(sizes, default=None),
+        max=max(sizes, default=None),
+        distinct=len(set(sizes)),
+        unit="bytes",
+    )
+    kinds = sorted({finding.kind for finding in findings})
+    return SanityBlock([family], [f"private_data: {kind}" for kind in kinds])
+
+
+def private_places(manifests: Sequence[Path], folders: Sequence[Path], root: Path) -> set[str]:
+    """Return the private paths to look for: the manifests, their folders, and the given ones.
+
+    A folder that holds the scanned one is no private folder; then only the manifest's own path is.
+
+    Raises:
+        InputError: a given folder is none, or is (or holds) the scanned one.
+    """
+    scanned = root.resolve()
+    places: set[str] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError("is no folder", path=folder)
+        resolved = folder.resolve()
+        if resolved == scanned or resolved in scanned.parents:
+            raise InputError("holds the folder that is to be scanned", path=folder)
+        places |= {str(resolved), str(folder.absolute())}
+    for manifest in manifests:
+        for path in (manifest.resolve(), manifest.absolute()):
+            parent = path.parent
+            holds = parent == scanned or parent in scanned.parents or len(parent.parts) < 3
+            places.add(str(path) if holds else str(parent))
+    return places
