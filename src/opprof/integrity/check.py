@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opprof.artifacts.scan import ScanReport
-from opprof.errors import InputError
-from opprof.files import read_bytes
+from opprof.code_hash import source_files
+from opprof.errors import InputError, StateConflict
+from opprof.files import read_bytes, sha256_bytes
 from opprof.integrity.normalize import SEPARATOR, collapse
+from opprof.integrity.provenance import FOLDER, INDEX, read_campaign
 from opprof.integrity.scan import Scanner, private_places, scan_tree
 from opprof.integrity.source import read_private
+from opprof.integrity.tree import hash_plain
 
 _PUBLIC_LIMIT_BYTES = 256 << 20
 
@@ -41,6 +44,25 @@ def scan_folder(
         source=source,
         paths=tuple(sorted(collapse(place.encode()) for place in places)),
         public=text,
+        recorded=_recorded_sources(folder),
+        own=frozenset(sha256_bytes(path.read_bytes()) for path in source_files().values()),
         private_files=frozenset((status.st_dev, status.st_ino) for status in identities),
     )
     return scan_tree(folder, scanner, private_dirs=len(places), jobs=jobs)
+
+
+def _recorded_sources(folder: Path) -> frozenset[str]:
+    """Copies of this program below ``provenance/`` that are what the campaign recorded."""
+    if not (folder / FOLDER / INDEX).is_file():
+        return frozenset()
+    try:
+        copies = read_campaign(folder).copies
+        return frozenset(
+            f"{FOLDER}/{copy.path}"
+            for copy in copies
+            if copy.kind in ("client", "controller", "hooks")
+            and hash_plain(folder / FOLDER / copy.path)[0] == copy.sha256
+        )
+    except (StateConflict, InputError):
+        # `opprof verify` tells what is wrong with it; here nothing is trusted then.
+        return frozenset()

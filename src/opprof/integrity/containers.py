@@ -58,7 +58,7 @@ class Unlooked:
     reason: str
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """A compressed stream cannot be read on."""
 
 
@@ -69,7 +69,7 @@ class _Budget:
     def take(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise _Damaged("inflates beyond the limit; the rest was not looked at")
+            raise Damaged("inflates beyond the limit; the rest was not looked at")
 
 
 def streams(reader: Readable, *, name: str, limit_bytes: int) -> Iterator[Stream | Unlooked]:
@@ -93,6 +93,7 @@ def _streams(
     elif head.startswith((_ZSTD, _ZIP)):
         what = "Zstandard" if head.startswith(_ZSTD) else "zip"
         yield Unlooked(inside, f"is {what} data, which this scan cannot open")
+        yield Stream(inside, reader)
     elif head[257:262] == b"ustar":
         yield from _tar(reader, inside, budget, depth)
     else:
@@ -130,8 +131,8 @@ def _compressed(
         yield from _streams(_Peeked(inflated), inside, inner, budget, depth + 1)
         if inflated.left_over:
             yield Unlooked(inside, "is followed by bytes that belong to no compressed member")
-            yield Stream(_join(inside, "(rest)"), _Chained(inflated.left_over, reader))
-    except _Damaged as error:
+            yield Stream(_join(inside, "(rest)"), Chained(inflated.left_over, reader))
+    except Damaged as error:
         yield Unlooked(inside, str(error))
 
 
@@ -150,7 +151,7 @@ def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield from _streams(_Peeked(content), path, name, budget, depth + 1)
-        yield Stream(_join(inside, "(rest)"), _Chained(reader.last, reader))
+        yield Stream(_join(inside, "(rest)"), Chained(reader.last, reader))
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         yield Unlooked(inside, f"is a damaged or cut tar: {error}")
 
@@ -168,7 +169,9 @@ class _Bytes:
         return part
 
 
-class _Chained:
+class Chained:
+    """A reader that first gives what was already read."""
+
     def __init__(self, first: bytes, then: Readable) -> None:
         self._first, self._then = _Bytes(first), then
 
@@ -216,14 +219,14 @@ class _Inflated:
             try:
                 part: bytes = self._engine.decompress(self._pending, min(size, _PIECE))
             except (OSError, EOFError, ValueError, lzma.LZMAError, self._broken) as error:
-                raise _Damaged(f"is damaged: {error}") from error
+                raise Damaged(f"is damaged: {error}") from error
             self._pending = bytes(getattr(self._engine, "unconsumed_tail", b""))
             if self._engine.eof:
                 self._next_member()
             elif not part and not self._pending:
                 self._pending = self._reader.read(_READ)
                 if not self._pending:
-                    raise _Damaged("ends before its trailer: the file was cut short")
+                    raise Damaged("ends before its trailer: the file was cut short")
             if part:
                 self._budget.take(len(part))
                 return part
@@ -244,17 +247,25 @@ class _Inflated:
 
 
 class _Decoded:
-    """UTF-16 or UTF-32 with a byte order mark, as UTF-8."""
+    """UTF-16 or UTF-32 with a byte order mark, as UTF-8; and its bytes as they are, beside.
+
+    A mark is no proof, so both are given, in blocks that overlap.
+    """
 
     def __init__(self, reader: Readable, encoding: str) -> None:
         self._reader = reader
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._tails = (b"", b"")
+        self._block = b""
 
     def read(self, size: int, /) -> bytes:
-        while chunk := self._reader.read(size):
-            if text := self._decoder.decode(chunk):
-                return text.encode("utf-8", "surrogatepass")
-        return b""
+        if not self._block and (raw := self._reader.read(_PIECE)):
+            decoded = self._decoder.decode(raw).encode("utf-8", "surrogatepass")
+            both = (self._tails[0] + decoded, self._tails[1] + raw)
+            self._block = b"\x00".join((b"", *both, b""))
+            self._tails = (both[0][-_READ:], both[1][-_READ:])
+        part, self._block = self._block[:size], self._block[size:]
+        return part
 
 
 class PlainFile:

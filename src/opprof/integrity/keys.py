@@ -59,6 +59,7 @@ what the specification calls a private substring, count."""
 
 _TERMINATORS = b"\"'=: "
 _BEFORE = 48
+_PAD = 8
 _AFTER = 8 << 10
 _STRING = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"")
 
@@ -109,8 +110,8 @@ def _candidates(text: bytes) -> list[int]:
     """Positions of the last letter of what may be a key: cheap, for all of a stream."""
     import numpy as np
 
-    if len(text) < 8:
-        text = text.ljust(8)
+    # A key may stand at the very beginning; seven bytes before it are looked at.
+    text = b" " * _PAD + text + b"  "
     values = np.frombuffer(text, np.uint8)
     pairs, endings = _tables()
     found: list[NDArray[Any]] = []
@@ -118,22 +119,42 @@ def _candidates(text: bytes) -> list[int]:
         words = np.frombuffer(text, np.uint16, (len(text) - phase) // 2, phase)
         found.append(np.flatnonzero(pairs[words]) * 2 + phase)
     at = np.sort(np.concatenate(found))
-    at = at[at >= 3]
-    last = np.zeros(len(at), np.uint32)
+    at = at[at >= 7]
+    last = _letters(values, at)
+    some = np.isin(last, [ending for ending, _, _ in endings])
+    at, last = at[some], last[some]
+    before = _letters(values, at - 4)
+    kept = np.zeros(len(at), bool)
+    for ending, mask, letters in endings:
+        kept |= (last == ending) & ((before & mask) == letters)
+    return [position - _PAD for position in at[kept].tolist()]
+
+
+def _letters(values: NDArray[Any], at: NDArray[Any]) -> NDArray[Any]:
+    """The four bytes that end at each position, the last one lowest."""
+    import numpy as np
+
+    four = np.zeros(len(at), np.uint32)
     for back in range(4):
-        last |= values[at - back].astype(np.uint32) << np.uint32(8 * back)
-    kept: list[int] = at[np.isin(last, endings)].tolist()
-    return kept
+        four |= values[at - back].astype(np.uint32) << np.uint32(8 * back)
+    return four
 
 
 @cache
-def _tables() -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (bool[65536] by last letter and terminator, uint32 of every key's last four)."""
+def _tables() -> tuple[NDArray[Any], list[tuple[int, int, int]]]:
+    """Return (bool[65536] by last letter and terminator, the last letters of every key).
+
+    The letters are (last four, mask and value of the four before them).
+    """
     import numpy as np
 
     pairs = np.zeros(1 << 16, bool)
+    endings = set()
     for key in FORBIDDEN_KEYS:
         for terminator in _TERMINATORS:
             pairs[ord(key[-1]) | terminator << 8] = True
-    endings = {int.from_bytes(key[-4:].encode(), "big") for key in FORBIDDEN_KEYS}
-    return pairs, np.array(sorted(endings), np.uint32)
+        earlier = key[-8:-4].encode()
+        mask = (1 << 8 * len(earlier)) - 1
+        last = int.from_bytes(key[-4:].encode(), "big")
+        endings.add((last, mask, int.from_bytes(earlier, "big")))
+    return pairs, sorted(endings)

@@ -39,6 +39,7 @@ _ESCAPE = re.compile(
     rb"|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|(?:\\x[0-9a-fA-F]{2})+|(?:\\[0-3][0-7]{2})+|\\(.)",
     re.DOTALL,
 )
+_HIGH_POINT = re.compile(rb"\\x([89a-fA-F][0-9a-fA-F])")
 _SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 _ENTITY = re.compile(rb"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 _PERCENT = re.compile(rb"(?:%[0-9A-Fa-f]{2})+")
@@ -97,6 +98,22 @@ def _unescaped(text: bytes) -> bytes:
     if b"\\" not in text:
         return b""
     return _around(text, _positions(text, 0x5C), lambda part: _ESCAPE.sub(_escape, part))
+
+
+def _unescaped_points(text: bytes) -> bytes:
+    """In Python's text ``\\xe4`` is a character, in its bytes one byte of UTF-8: both are tried."""
+    if b"\\x" not in text:
+        return b""
+    sites = [match.start() for match in _HIGH_POINT.finditer(text)]
+
+    def decode(part: bytes) -> bytes:
+        return _ESCAPE.sub(_escape, _HIGH_POINT.sub(_point, part))
+
+    return _around(text, sites, decode)
+
+
+def _point(match: re.Match[bytes]) -> bytes:
+    return chr(int(match.group(1), 16)).encode()
 
 
 def _escape(match: re.Match[bytes]) -> bytes:
@@ -177,19 +194,18 @@ BASE64_CLASS = class_table(_ALPHANUMERIC + b"+/-_")
 def long_runs(text: bytes, table: bytes, shortest: int) -> list[tuple[int, int]]:
     """Return [start, end) of every maximal run of a character class with ``shortest`` or more.
 
-    Only every eighth byte is looked at until enough of them in a row fit.
+    Found by whole aligned words of eight members, of which such a run holds several in a row.
     """
     import numpy as np
 
     mask = text.translate(table)
-    inside = np.frombuffer(mask, np.uint8)
-    need = shortest // 8
-    sampled = inside[::8]
-    if len(sampled) < need:
+    full = np.frombuffer(mask, np.uint64, len(mask) // 8) == 0x0101010101010101
+    need = (shortest - 7) // 8
+    if len(full) < need:
         return []
-    row = sampled[: len(sampled) - need + 1].copy()
+    row = full[: len(full) - need + 1].copy()
     for shift in range(1, need):
-        row &= sampled[shift : len(sampled) - need + 1 + shift]
+        row &= full[shift : len(full) - need + 1 + shift]
     runs: list[tuple[int, int]] = []
     end = -1
     for at in (np.flatnonzero(row) * 8).tolist():
@@ -206,6 +222,7 @@ def long_runs(text: bytes, table: bytes, shortest: int) -> list[tuple[int, int]]
 _DECODERS: tuple[Callable[[bytes], bytes], ...] = (
     _without_nul,
     _unescaped,
+    _unescaped_points,
     _from_html,
     _from_percent,
     _from_base64,

@@ -19,6 +19,8 @@ from opprof.errors import InputError
 from opprof.files import sha256_bytes
 from opprof.integrity.containers import (
     INFLATED_LIMIT_BYTES,
+    Chained,
+    Damaged,
     PlainFile,
     Readable,
     Stream,
@@ -45,8 +47,8 @@ OVERLAP_BYTES = 64 << 10
 a match; only white space escaped over more than this could."""
 FINDINGS_A_FILE = 20
 
-_SOURCE_COPIES = re.compile(r"(^|/)provenance/(controller|client|hooks)/")
-"""Copies of this program: its keys are program text, and `opprof verify` compares their hashes."""
+_OWN_BYTES = 512 << 10
+"""No source file of this program is longer."""
 _ID_CLASS = class_table(b"0123456789,;[] ")
 _ID_BREAKS = bytes(0x2C if byte in b",;[] " else byte for byte in range(256))
 _COMMAS = re.compile(rb",,+")
@@ -78,6 +80,10 @@ class Scanner:
     """Collapsed text that everybody may read; what it holds is no finding."""
     private_files: frozenset[tuple[int, int]] = frozenset()
     """(device, inode) of the manifests."""
+    recorded: frozenset[str] = frozenset()
+    """Copies of another version of this program whose recorded hash fits."""
+    own: frozenset[str] = frozenset()
+    """SHA-256 of files that are copies of this program, where keys are program text."""
     limit_bytes: int = INFLATED_LIMIT_BYTES
 
     def scan_entry(self, entry: Entry | Unreadable) -> _Tally:
@@ -99,16 +105,23 @@ class Scanner:
 
     def _public_name(self, name: str, tally: _Tally) -> str:
         """Return the name, or its hash where it is itself private; such a name is a finding."""
+        first = self._private_name(name)
+        if first is None:
+            return name
+        shown = _withheld(name)
+        detail = f"in the name itself: {first.detail}"
+        tally.findings.append(ScanFinding(shown, "", first.kind, detail))
+        return shown
+
+    def _private_name(self, name: str) -> ScanFinding | None:
         probe = _Log(_Tally(), "")
         self._look(collapse(name.encode()), probe, "", 0, keys=False, path_allowed=False)
-        if not probe.tally.findings:
-            return name
-        shown = f"(name withheld, SHA-256 {sha256_bytes(name.encode())[:16]})"
-        first = probe.tally.findings[0]
-        tally.findings.append(
-            ScanFinding(shown, "", first.kind, f"in the name itself: {first.detail}")
-        )
-        return shown
+        return next(iter(probe.tally.findings), None)
+
+    def _inside_name(self, inside: str) -> str:
+        if not inside or self._private_name(inside) is None:
+            return inside if inside.isprintable() else inside.encode("unicode_escape").decode()
+        return _withheld(inside)
 
     def _link(self, entry: Entry, log: _Log) -> None:
         target = entry.path.resolve()
@@ -122,26 +135,35 @@ class Scanner:
                 if (status.st_dev, status.st_ino) in self.private_files:
                     log.add("private_file", "", "is a private manifest itself")
                 name = entry.name.rsplit("/", 1)[-1]
+                recorded = entry.name in self.recorded
                 for part in streams(PlainFile(stream), name=name, limit_bytes=self.limit_bytes):
                     if isinstance(part, Unlooked):
-                        log.add("not_looked_at", part.name, part.reason)
+                        log.add("not_looked_at", self._inside_name(part.name), part.reason)
                     else:
-                        self._stream(part, entry.name, log)
+                        self._stream(part, entry.name, log, recorded=recorded)
         except InputError as error:
             log.add("not_looked_at", "", error.reason)
 
-    def _stream(self, part: Stream, name: str, log: _Log) -> None:
+    def _stream(self, part: Stream, name: str, log: _Log, *, recorded: bool) -> None:
+        try:
+            self._plain(part, name, log, recorded=recorded)
+        except Damaged as error:
+            log.add("not_looked_at", self._inside_name(part.name), str(error))
+
+    def _plain(self, part: Stream, name: str, log: _Log, *, recorded: bool) -> None:
         log.tally.streams += 1
+        head = _fill(part.reader, _OWN_BYTES)
+        own = recorded or (len(head) < _OWN_BYTES and sha256_bytes(head) in self.own)
         allowed = (part.name or name).rsplit("/", 1)[-1].split("!")[-1] == COMMAND_LOG
-        keys = not _SOURCE_COPIES.search(name)
+        inside = self._inside_name(part.name)
         suffix = (part.name or name).removesuffix(".gz").rsplit(".", 1)[-1].lower()
-        for offset, text in _texts(part.reader, log.tally):
+        for offset, text in _texts(Chained(head, part.reader), log.tally):
             self._look(
                 text,
                 log,
-                part.name,
+                inside,
                 offset,
-                keys=keys,
+                keys=not own,
                 path_allowed=allowed,
                 page=suffix in ("html", "htm"),
                 config=suffix == "toml",
@@ -194,21 +216,24 @@ class _Log:
     name: str
 
     def add(self, kind: FindingKind, inside: str, detail: str, offset: int | None = None) -> None:
-        shown = inside if inside.isprintable() else inside.encode("unicode_escape").decode()
-        finding = ScanFinding(self.name, shown, kind, detail, offset)
+        finding = ScanFinding(self.name, inside, kind, detail, offset)
         for known in self.tally.findings:
-            if (known.inside, known.kind, known.detail) == (shown, kind, detail):
+            if (known.inside, known.kind, known.detail) == (inside, kind, detail):
                 return
         self.tally.findings.append(finding)
         if len(self.tally.findings) >= FINDINGS_A_FILE:
             raise _Enough
 
 
+def _withheld(name: str) -> str:
+    return f"(name withheld, SHA-256 {sha256_bytes(name.encode())[:16]})"
+
+
 def _texts(reader: Readable, tally: _Tally) -> Iterator[tuple[int, bytes]]:
     """Yield (offset of its first byte, collapsed text) of overlapping chunks of a stream."""
     carry, held, offset = b"", b"", 0
     while True:
-        chunk = _fill(reader)
+        chunk = _fill(reader, CHUNK_BYTES)
         if not chunk and not held:
             return
         raw, held = _whole_characters(held + chunk) if chunk else (held, b"")
@@ -223,9 +248,9 @@ def _texts(reader: Readable, tally: _Tally) -> Iterator[tuple[int, bytes]]:
         carry = text[-OVERLAP_BYTES:]
 
 
-def _fill(reader: Readable) -> bytes:
+def _fill(reader: Readable, wanted: int) -> bytes:
     parts, size = [], 0
-    while size < CHUNK_BYTES and (part := reader.read(CHUNK_BYTES - size)):
+    while size < wanted and (part := reader.read(wanted - size)):
         parts.append(part)
         size += len(part)
     return b"".join(parts)

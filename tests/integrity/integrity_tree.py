@@ -12,7 +12,7 @@ from opprof.artifacts.scan import ScanReport
 from opprof.integrity.check import scan_folder
 
 SECRET = (
-    "Dear doctor, my neighbour's name is Ægir Öztürk;\nhe said \"the code is 4711\" and\tlaughed. "
+    'Dear doctor, my neighbour\'s name is Ægir Öztürk;\nhe said "the code is 4711" and\tlaughed. '
     "我昨天在医院遇见了一位老朋友他告诉我他的病已经好了但是我不相信他说的话因为他看起来很累 "
     "😀 Please <b>do not</b> tell & never repeat that he lives at 17 Rosewood Lane, apt. 4b."
 )
