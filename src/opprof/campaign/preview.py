@@ -1,0 +1,219 @@
+"""``opprof campaign plan``: the whole schedule on paper, with what the budget would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opprof.artifacts.environment import GpuDevice, NumaNode, Topology
+from opprof.artifacts.plan import (
+    CampaignPlan,
+    ColocationRound,
+    Outlook,
+    PlannedLane,
+    PlannedRun,
+    PlannedWave,
+)
+from opprof.artifacts.campaign import Charge, RunRecord
+from opprof.campaign.colocation import needs_gate, placeable, regime_width, rounds
+from opprof.campaign.costs import Pace
+from opprof.campaign.forecast import Forecast, expected_outcomes, play, queue_wall_s
+from opprof.campaign.ledger import balance, opening
+from opprof.campaign.plan import planned_runs
+from opprof.campaign.waves import Refusal, Where
+from opprof.host.cpus import format_cpus, parse_cpus
+from opprof.protocol.load import Protocol
+from opprof.protocol.model import Placement
+
+_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a plan is asked for."""
+
+    hosts: tuple[Topology, ...]
+    pace: Pace
+    only: tuple[str, ...]
+    serial: bool
+    port_base: int
+
+
+def topology_of(placement: Placement, name: str) -> Topology:
+    """Return the host that the protocol's map describes, for plans without a real one."""
+    nodes: dict[int, set[int]] = {}
+    for index in range(placement.gpus):
+        mask = parse_cpus(placement.cpu_map[index]) if placement.cpu_map else ()
+        nodes.setdefault(placement.numa_nodes[index] if placement.numa_nodes else 0, set()).update(
+            mask
+        )
+    return Topology(
+        host=name,
+        kind="fake",
+        boot_id="",
+        gpus=[
+            GpuDevice(
+                index=index,
+                uuid="",
+                name="assumed",
+                memory_bytes=0,
+                numa_node=placement.numa_nodes[index] if placement.numa_nodes else None,
+            )
+            for index in range(placement.gpus)
+        ],
+        numa_nodes=[NumaNode(node, format_cpus(cpus)) for node, cpus in sorted(nodes.items())],
+        cpus=format_cpus(cpu for cpus in nodes.values() for cpu in cpus),
+    )
+
+
+def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
+    """Return the forecast of a campaign.
+
+    Raises:
+        InputError: ``only`` names no cell, or hosts and ports contradict themselves.
+    """
+    file = protocol.file
+    records = planned_runs(file, request.only)
+    widths = {host.host: _width(protocol, host, request) for host in request.hosts}
+    where = Where(request.hosts, widths, request.port_base)
+    gated = [host for host in request.hosts if needs_gate(file, host, serial=request.serial)]
+    check = [row for host in gated for row in _colocation(protocol, host, request)]
+    expected = _play(protocol, records, where, request.pace, whole_drain=False)
+    worst = _play(protocol, records, where, request.pace, whole_drain=True)
+    width = sum(widths.values())
+    outlooks = [
+        _outlook("every run takes what the protocol estimates", expected, width),
+        _outlook("every drain takes its whole allowance", worst, width),
+    ]
+    if check:
+        first = [row for row in check if row.regime != "four" or not _has_eight(check)]
+        extra_s = sum(row.expected_gpu_hours for row in first) * _HOUR
+        again = _play(protocol, records, where, request.pace, whole_drain=False, extra_s=extra_s)
+        outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
+    ending = expected.ending
+    return CampaignPlan(
+        schema=1,
+        protocol_id=file.id,
+        protocol_sha256=protocol.sha256,
+        status=file.status,
+        hosts=[host.host for host in request.hosts],
+        width=max(widths.values()),
+        needs_gate=bool(gated),
+        time_scale=request.pace.time_scale,
+        cells=sum(record.role == "primary" for record in records) // 2,
+        measured_runs=sum(record.role != "burnin" for record in records),
+        burnins=sum(record.role == "burnin" for record in records),
+        gpu_hours_max=file.budget.gpu_hours_max,
+        prior_gpu_hours=file.budget.gpu_hours_used,
+        waves=_waves(expected),
+        colocation=check,
+        outlooks=outlooks,
+        blocked={} if isinstance(ending, Refusal) else dict(ending.blocked),
+        refusal=ending.reason if isinstance(ending, Refusal) and not expected.waves else "",
+    )
+
+
+def _width(protocol: Protocol, host: Topology, request: PlanRequest) -> int:
+    """The widest that a check could authorise here; 1 where none can."""
+    file = protocol.file
+    if not needs_gate(file, host, serial=request.serial):
+        return 1
+    regimes = placeable(file, host)
+    if file.colocation is None or not regimes:
+        return 1
+    return regime_width(file.colocation, regimes[0])
+
+
+def _colocation(
+    protocol: Protocol, host: Topology, request: PlanRequest
+) -> list[ColocationRound]:
+    regimes = placeable(protocol.file, host)
+    if not regimes:
+        return []
+    found = []
+    for regime in ("solo", *regimes):
+        for each in rounds(
+            protocol.file, host, regime, request.pace, port_base=request.port_base
+        ):
+            found.append(
+                ColocationRound(
+                    regime=regime,
+                    load_point=each.load_point,
+                    target=each.target.run,
+                    backgrounds=[run.pattern for run in each.backgrounds],
+                    gpus=each.cost.gpus,
+                    expected_s=each.cost.expected_s,
+                    expected_gpu_hours=each.cost.expected_gpu_s / _HOUR,
+                    reserved_gpu_hours=each.cost.reserved_gpu_s / _HOUR,
+                )
+            )
+    return found
+
+
+def _has_eight(check: Sequence[ColocationRound]) -> bool:
+    return any(row.regime == "eight" for row in check)
+
+
+def _play(
+    protocol: Protocol,
+    records: Sequence[RunRecord],
+    where: Where,
+    pace: Pace,
+    *,
+    whole_drain: bool,
+    extra_s: float = 0.0,
+) -> Forecast:
+    file = protocol.file
+    charges = [opening(file.budget, wall_ns=0, simulated=True)]
+    if extra_s:
+        charges.append(
+            Charge(
+                schema=1,
+                kind="colocation",
+                run="",
+                attempt=0,
+                gpus=0,
+                gpu_seconds=extra_s,
+                wall_ns=0,
+                simulated=True,
+            )
+        )
+    outcomes = expected_outcomes(file, pace, whole_drain=whole_drain)
+    return play(records, where, file, pace, outcomes, charges=charges)
+
+
+def _outlook(assumption: str, forecast: Forecast, width: int) -> Outlook:
+    ending = forecast.ending
+    return Outlook(
+        assumption=assumption,
+        waves=len(forecast.waves),
+        wall_hours=forecast.wall_s / _HOUR,
+        queue_wall_hours=queue_wall_s(forecast.waves, width) / _HOUR,
+        gpu_hours=forecast.gpu_s / _HOUR,
+        consumed_gpu_hours=balance(forecast.charges).consumed_hours,
+        refusal=ending.reason if isinstance(ending, Refusal) else "",
+    )
+
+
+def _waves(forecast: Forecast) -> list[PlannedWave]:
+    return [
+        PlannedWave(
+            number=played.wave.number,
+            group=played.wave.group,
+            lanes=[
+                PlannedLane(
+                    slot=lane.slot,
+                    runs=[
+                        PlannedRun(run, cost.gpus, cost.expected_s, cost.reserved_s)
+                        for run, cost in zip(lane.runs, lane.costs, strict=True)
+                    ],
+                )
+                for lane in played.wave.lanes
+            ],
+            reserved_gpu_hours=played.wave.reserved_gpu_s / _HOUR,
+            consumed_before_gpu_hours=(played.consumed_ns / 1e9 - played.gpu_s) / _HOUR,
+            expected_gpu_hours=played.wave.expected_gpu_s / _HOUR,
+            expected_s=played.wave.expected_s,
+        )
+        for played in forecast.waves
+    ]
