@@ -87,12 +87,21 @@ class Forecast:
         return sum(played.gpu_s for played in self.waves)
 
 
-def expected_outcomes(protocol: ProtocolFile, pace: Pace, *, whole_drain: bool) -> Outcomes:
-    """Return outcomes in which every run succeeds after its expected or its reserved seconds."""
+Drain = Literal["none", "shortest", "whole"]
+"""Assumed drain: none, the protocol's shortest allowance for every run, each run's whole one."""
+
+
+def expected_outcomes(protocol: ProtocolFile, pace: Pace, drain: Drain) -> Outcomes:
+    """Return outcomes in which every run succeeds in its expected seconds and its drain.
+
+    ``whole`` is what a reservation counts: the shutdown takes its whole time-out as well.
+    """
+    shortest = min(row.drain_budget_s for row in protocol.patterns) * pace.time_scale
+    extra = shortest if drain == "shortest" else 0.0
 
     def outcome(record: RunRecord, _attempt: int) -> Outcome:
         cost = run_cost(protocol, record, pace)
-        return Outcome(run_s=cost.reserved_s if whole_drain else cost.expected_s)
+        return Outcome(run_s=cost.reserved_s if drain == "whole" else cost.expected_s + extra)
 
     return outcome
 

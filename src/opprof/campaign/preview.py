@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opprof.artifacts.campaign import Charge, RunRecord
 from opprof.artifacts.environment import GpuDevice, NumaNode, Topology
 from opprof.artifacts.plan import (
     CampaignPlan,
@@ -14,10 +15,9 @@ from opprof.artifacts.plan import (
     PlannedRun,
     PlannedWave,
 )
-from opprof.artifacts.campaign import Charge, RunRecord
 from opprof.campaign.colocation import needs_gate, placeable, regime_width, rounds
 from opprof.campaign.costs import Pace
-from opprof.campaign.forecast import Forecast, expected_outcomes, play, queue_wall_s
+from opprof.campaign.forecast import Drain, Forecast, expected_outcomes, play, queue_wall_s
 from opprof.campaign.ledger import balance, opening
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.waves import Refusal, Where
@@ -26,6 +26,10 @@ from opprof.protocol.load import Protocol
 from opprof.protocol.model import Placement
 
 _HOUR = 3600
+_DRAINS: tuple[tuple[str, Drain], ...] = (
+    ("every drain takes the shortest allowance", "shortest"),
+    ("every drain takes its whole allowance", "whole"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,19 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
     where = Where(request.hosts, widths, request.port_base)
     gated = [host for host in request.hosts if needs_gate(file, host, serial=request.serial)]
     check = [row for host in gated for row in _colocation(protocol, host, request)]
-    expected = _play(protocol, records, where, request.pace, whole_drain=False)
-    worst = _play(protocol, records, where, request.pace, whole_drain=True)
+    expected = _play(protocol, records, where, request.pace, "none")
     width = sum(widths.values())
     outlooks = [
         _outlook("every run takes what the protocol estimates", expected, width),
-        _outlook("every drain takes its whole allowance", worst, width),
+        *(
+            _outlook(words, _play(protocol, records, where, request.pace, drain), width)
+            for words, drain in _DRAINS
+        ),
     ]
     if check:
         first = [row for row in check if row.regime != "four" or not _has_eight(check)]
         extra_s = sum(row.expected_gpu_hours for row in first) * _HOUR
-        again = _play(protocol, records, where, request.pace, whole_drain=False, extra_s=extra_s)
+        again = _play(protocol, records, where, request.pace, "none", extra_s=extra_s)
         outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
     ending = expected.ending
     return CampaignPlan(
@@ -124,17 +130,13 @@ def _width(protocol: Protocol, host: Topology, request: PlanRequest) -> int:
     return regime_width(file.colocation, regimes[0])
 
 
-def _colocation(
-    protocol: Protocol, host: Topology, request: PlanRequest
-) -> list[ColocationRound]:
+def _colocation(protocol: Protocol, host: Topology, request: PlanRequest) -> list[ColocationRound]:
     regimes = placeable(protocol.file, host)
     if not regimes:
         return []
     found = []
     for regime in ("solo", *regimes):
-        for each in rounds(
-            protocol.file, host, regime, request.pace, port_base=request.port_base
-        ):
+        for each in rounds(protocol.file, host, regime, request.pace, port_base=request.port_base):
             found.append(
                 ColocationRound(
                     regime=regime,
@@ -159,8 +161,8 @@ def _play(
     records: Sequence[RunRecord],
     where: Where,
     pace: Pace,
+    drain: Drain,
     *,
-    whole_drain: bool,
     extra_s: float = 0.0,
 ) -> Forecast:
     file = protocol.file
@@ -178,7 +180,7 @@ def _play(
                 simulated=True,
             )
         )
-    outcomes = expected_outcomes(file, pace, whole_drain=whole_drain)
+    outcomes = expected_outcomes(file, pace, drain)
     return play(records, where, file, pace, outcomes, charges=charges)
 
 

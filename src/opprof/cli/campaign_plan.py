@@ -9,7 +9,10 @@ import click
 from opprof.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
-    from opprof.artifacts.plan import CampaignPlan, PlannedWave
+    from collections.abc import Sequence
+
+    from opprof.artifacts.environment import Topology
+    from opprof.artifacts.plan import CampaignPlan, PlannedRun, PlannedWave
     from opprof.protocol import Protocol
 
 _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmations"}
@@ -30,8 +33,9 @@ _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmatio
 @click.option(
     "--shutdown-timeout",
     type=float,
-    default=None,
-    help="Of the server, in seconds [the campaign's default].",
+    default=60.0,
+    show_default=True,
+    help="Of the server, in seconds.",
 )
 @click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
 @json_option
@@ -42,7 +46,7 @@ def plan(
     only: tuple[str, ...],
     serial: bool,
     time_scale: float,
-    shutdown_timeout: float | None,
+    shutdown_timeout: float,
     base_port: int,
     as_json: bool,
 ) -> None:
@@ -54,17 +58,16 @@ def plan(
     import math
 
     from opprof.campaign.costs import Pace
-    from opprof.campaign.preview import PlanRequest, plan_campaign, topology_of
     from opprof.campaign.places import choose_gpus
+    from opprof.campaign.preview import PlanRequest, plan_campaign, topology_of
     from opprof.errors import InputError
     from opprof.host.cpus import parse_cpus
 
     protocol = _load(source)
     if not (math.isfinite(time_scale) and time_scale > 0):
         raise InputError(f"--time-scale {time_scale:g} must be a positive number")
-    timeout_s = _shutdown_timeout_s() if shutdown_timeout is None else shutdown_timeout
-    if not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise InputError(f"--shutdown-timeout {timeout_s:g} must not be negative")
+    if not (math.isfinite(shutdown_timeout) and shutdown_timeout >= 0):
+        raise InputError(f"--shutdown-timeout {shutdown_timeout:g} must not be negative")
     host = (
         topology_of(protocol.file.placement, "the protocol's host")
         if host_file is None
@@ -72,7 +75,7 @@ def plan(
     )
     request = PlanRequest(
         hosts=(choose_gpus(host, parse_cpus(gpus)),),
-        pace=Pace(time_scale, timeout_s),
+        pace=Pace(time_scale, shutdown_timeout),
         only=only,
         serial=serial,
         port_base=base_port,
@@ -100,15 +103,11 @@ def _load(source: str) -> Protocol:
     return protocol
 
 
-def _host(source: str):  # type: ignore[no-untyped-def]
+def _host(source: str) -> Topology:
     from opprof.host.fake import FakeHost
     from opprof.host.fake_file import load_machine
 
     return FakeHost(load_machine(source)).topology()
-
-
-def _shutdown_timeout_s() -> float:
-    return 60.0
 
 
 def plan_lines(plan: CampaignPlan) -> list[str]:
@@ -133,7 +132,7 @@ def _head(plan: CampaignPlan) -> list[str]:
     elif plan.needs_gate:
         gate = "one cell at a time: no co-location check fits this host"
     return [
-        f"{plan.protocol_id} ({plan.status}) {plan.protocol_sha256[:12]}: a forecast, no measurement",
+        f"{plan.protocol_id} ({plan.status}) {plan.protocol_sha256[:12]}: forecast, not measured",
         f"hosts      {', '.join(plan.hosts)}: {gate}",
         f"runs       {plan.cells} cells, {plan.measured_runs} measured runs, "
         f"{plan.burnins} burn-ins, time scale {plan.time_scale:g}",
@@ -144,7 +143,7 @@ def _head(plan: CampaignPlan) -> list[str]:
 def _wave(plan: CampaignPlan, wave: PlannedWave) -> list[str]:
     after = wave.consumed_before_gpu_hours + wave.reserved_gpu_hours
     head = (
-        f"wave {wave.number}  {_WORDS[wave.group]}: {wave.expected_s / 60:.1f} min, "
+        f"wave {wave.number} {_WORDS[wave.group]}: {wave.expected_s / 60:.1f} min, "
         f"{wave.expected_gpu_hours:.3f} GPU-h; used {wave.consumed_before_gpu_hours:.3f} + "
         f"reserved {wave.reserved_gpu_hours:.3f} = {after:.3f}"
     )
@@ -161,7 +160,7 @@ def _wave(plan: CampaignPlan, wave: PlannedWave) -> list[str]:
     return rows
 
 
-def _runs(runs: list) -> str:  # type: ignore[type-arg]
+def _runs(runs: Sequence[PlannedRun]) -> str:
     names = [run.run for run in runs]
     if len(names) == 2:
         return f"{names[0]}, then moderate"
@@ -172,9 +171,10 @@ def _colocation(plan: CampaignPlan) -> list[str]:
     rows = ["co-location check (apart from the matrix; the fallback only after a failure)"]
     for row in plan.colocation:
         beside = " ".join(row.backgrounds) or "nothing"
+        minutes = row.expected_s / 60
         rows.append(
-            f"  {row.regime:<5} {row.load_point:<10} {row.gpus} GPUs, {row.expected_s / 60:.1f} min, "
-            f"{row.expected_gpu_hours:.3f} GPU-h (reserved {row.reserved_gpu_hours:.3f})"
+            f"  {row.regime:<5} {row.load_point:<10} {row.gpus} GPUs, {minutes:.1f} min,"
+            f" {row.expected_gpu_hours:.3f} GPU-h (reserved {row.reserved_gpu_hours:.3f})"
         )
         if row.load_point == "saturation" and row.backgrounds:
             rows.append(f"        beside {beside}")

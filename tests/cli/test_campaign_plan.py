@@ -1,0 +1,90 @@
+"""``opprof campaign plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from opprof.artifacts.plan import CampaignPlan
+from opprof.cli import root
+
+
+def _plan(*arguments: str) -> Result:
+    return CliRunner().invoke(root, ["campaign", "plan", *arguments])
+
+
+def _json(*arguments: str) -> CampaignPlan:
+    result = _plan(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return msgspec.json.decode(result.stdout_bytes, type=CampaignPlan)
+
+
+def test_the_full_matrix_has_the_specifications_numbers() -> None:
+    plan = _json("phase3", "--host-file", "dash0")
+    assert (plan.cells, plan.measured_runs, plan.burnins, plan.width) == (24, 52, 5, 8)
+    assert (plan.gpu_hours_max, plan.prior_gpu_hours, plan.needs_gate) == (16.0, 3.964, True)
+    assert [len(wave.lanes) for wave in plan.waves] == [5, 8, 8, 7, 1, 4]
+    expected, shortest, whole, again = plan.outlooks
+    assert 7.3 < expected.gpu_hours < 7.6
+    assert expected.wall_hours == pytest.approx(1.229, abs=1e-3)
+    assert 1.5 <= shortest.wall_hours <= 2.0
+    assert "wave 6" in whole.refusal
+    assert not expected.refusal and not shortest.refusal and not again.refusal
+    assert again.consumed_gpu_hours == pytest.approx(expected.consumed_gpu_hours + 2.035, abs=1e-3)
+
+
+def test_the_text_fits_a_terminal() -> None:
+    result = _plan("phase3")
+    assert result.exit_code == 0
+    assert "P10-C00-TP2-saturation, then moderate" in result.output
+    assert "GPU 0,1   CPUs 0-39" in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+def test_serial_needs_no_gate_and_takes_the_serial_hours() -> None:
+    plan = _json("phase3", "--serial", "--only", "P10/C00-TP2")
+    assert (plan.width, plan.needs_gate, plan.colocation) == (1, False, [])
+    assert plan.waves[-1].lanes[0].slot.gpus == [0, 1]
+    whole = _json("phase3", "--serial")
+    assert whole.outlooks[0].wall_hours == pytest.approx(7.123, abs=1e-3)
+
+
+def test_a_small_campaign_and_a_smaller_host() -> None:
+    plan = _json(
+        "phase3", "--only", "P01/C00", "--only", "P03", "--gpus", "0-3", "--time-scale", "0.1"
+    )
+    assert (plan.cells, plan.width) == (5, 4)
+    assert {row.regime for row in plan.colocation} == {"solo", "four"}
+    two = _json("phase3", "--only", "P01", "--gpus", "4,5")
+    assert (two.width, two.needs_gate, two.colocation) == (1, True, [])
+
+
+def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:
+    from opprof.host.fake_file import MACHINES
+
+    text = (MACHINES / "dash0.toml").read_text()
+    other = tmp_path / "other.toml"
+    other.write_text(text.replace('"0-79"', '"0-78"').replace('"80-159"', '"79-159"'))
+    result = _plan("phase3", "--host-file", str(other))
+    assert result.exit_code == 1
+    assert "REFUSED" in result.output and "CPUs 79 are not in NUMA node 0" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["phase3", "--only", "P99"], "is no cell"),
+        (["phase3", "--gpus", "9"], "has no GPU 9"),
+        (["phase3", "--gpus", "x"], "neither a CPU nor a range"),
+        (["phase3", "--time-scale", "nan"], "positive number"),
+        (["phase3", "--shutdown-timeout", "-1"], "negative"),
+        (["none"], "no protocol"),
+        (["absent.toml"], "not found"),
+    ],
+)
+def test_bad_arguments_are_one_message(arguments: list[str], reason: str) -> None:
+    result = _plan(*arguments)
+    assert reason in str(result.exception)
