@@ -128,7 +128,7 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
 def _head(plan: CampaignPlan) -> list[str]:
     gate = "one cell at a time"
     if plan.width > 1:
-        gate = f"{plan.width} GPU slots at once, if the co-location gate authorises it"
+        gate = f"{plan.width} GPU slots at once, once a gate authorises it"
     elif plan.needs_gate:
         gate = "one cell at a time: no co-location check fits this host"
     return [
@@ -143,9 +143,9 @@ def _head(plan: CampaignPlan) -> list[str]:
 def _wave(plan: CampaignPlan, wave: PlannedWave) -> list[str]:
     after = wave.consumed_before_gpu_hours + wave.reserved_gpu_hours
     head = (
-        f"wave {wave.number} {_WORDS[wave.group]}: {wave.expected_s / 60:.1f} min, "
+        f"wave {wave.number} {_WORDS[wave.group]} {wave.expected_s / 60:.1f} min, "
         f"{wave.expected_gpu_hours:.3f} GPU-h; used {wave.consumed_before_gpu_hours:.3f} + "
-        f"reserved {wave.reserved_gpu_hours:.3f} = {after:.3f}"
+        f"{wave.reserved_gpu_hours:.3f} reserved = {after:.3f}"
     )
     several = len(plan.hosts) > 1
     rows = [head]
