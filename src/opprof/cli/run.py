@@ -79,6 +79,12 @@ from opprof.cli.options import required_protocol_option
     metavar="'NAME: VALUE'",
     help="Extra header, repeatable; also $OPPROF_HEADERS. Never logged.",
 )
+@click.option(
+    "--until-signal",
+    is_flag=True,
+    help="Co-location background: load until SIGTERM or SIGINT, at most --warmup-seconds; then "
+    "drain. A second signal interrupts.",
+)
 @click.option("--no-progress", is_flag=True, help="No live line on a terminal.")
 @required_protocol_option
 def run(protocol_source: str | None, **flags: Any) -> None:
@@ -107,15 +113,19 @@ def run(protocol_source: str | None, **flags: Any) -> None:
 def _options(flags: dict[str, Any], protocol: Any) -> Any:
     """Fill what was left out from the protocol."""
     from opprof.client.options import RunOptions
+    from opprof.errors import InputError
 
     timeline, layer2 = protocol.file.timeline, protocol.file.layer2
     burnin = flags["role"] == "burnin"
+    unmeasured = burnin or flags["until_signal"]
     windows = timeline.profile_windows if flags["profile_after_clean"] else 0
+    if flags["until_signal"] and flags["warmup_seconds"] is None:
+        raise InputError("--until-signal needs --warmup-seconds: the longest that it may take")
     defaults = {
         "max_concurrency": protocol.file.load.saturation_max_concurrency,
         "warmup_seconds": protocol.file.burnin.seconds if burnin else timeline.warmup_s,
         "clean_segment_seconds": timeline.clean_segment_s,
-        "num_clean_segments": 0 if burnin else timeline.clean_segments,
+        "num_clean_segments": 0 if unmeasured else timeline.clean_segments,
         "num_profile_windows": 0 if burnin else windows,
         "profile_warmup_iterations": layer2.warmup_iterations,
         "profile_active_iterations": layer2.active_iterations,

@@ -61,8 +61,9 @@ def _ended_as_planned(facts: RunFacts) -> Gate:
 
 
 def _warmup(facts: RunFacts, gates: Gates, rule: str) -> Gate:
-    if facts.plan.role == "burnin":
-        return _absent("warmup", "a burn-in is not measured", "")
+    if facts.plan.role == "burnin" or facts.plan.until_told:
+        what = "background" if facts.plan.until_told else "burn-in"
+        return _absent("warmup", f"a {what} is not measured", "")
     start_ns, end_ns = facts.t0_ns, facts.plan.clean_start_ns(facts.t0_ns)
     done = len(completed_in(facts.records, start_ns, end_ns))
     return warmup_gate(done, start_ns, end_ns, rule=rule, gates=gates, stream=facts.stream)
@@ -71,6 +72,10 @@ def _warmup(facts: RunFacts, gates: Gates, rule: str) -> Gate:
 def _clean_requests(facts: RunFacts) -> Gate:
     meaning = "A request of a clean segment did not get the whole answer that it asked for."
     clean = facts.clean
+    if facts.plan.until_told and facts.kind("warmup"):
+        # A background is measured nowhere, but it must have loaded its server all the time.
+        active = facts.kind("warmup")[0]
+        clean = (active.start_mono_ns, active.end_mono_ns)
     if clean is None:
         return _absent("clean_requests", "the run has no clean segment", meaning)
     start_ns, end_ns = clean

@@ -51,6 +51,7 @@ class RunOptions:
     opprof_dir: Path | None = None
     time_scale: float = 1.0
     headers: Sequence[str] = field(default=(), repr=False)
+    until_signal: bool = False
     progress: bool = True
 
 
@@ -74,7 +75,7 @@ def check_options(options: RunOptions) -> None:
             raise InputError(f"{flag} {value:g} is over {_SECONDS_MAX:g}")
     counts = {
         "--max-concurrency": (options.max_concurrency, 1),
-        "--num-clean-segments": (options.num_clean_segments, 0 if _burnin(options) else 1),
+        "--num-clean-segments": (options.num_clean_segments, 0 if _unmeasured(options) else 1),
         "--num-profile-windows": (options.num_profile_windows, 0),
         "--profile-warmup-iterations": (options.profile_warmup_iterations, 0),
         "--profile-active-iterations": (options.profile_active_iterations, 1),
@@ -117,11 +118,26 @@ def _check_load(options: RunOptions) -> None:
 def _check_role(options: RunOptions) -> None:
     if options.role == "confirmation" and options.num_profile_windows:
         raise InputError("a confirmation has no profile windows: --num-profile-windows 0")
+    if options.until_signal:
+        _check_background(options)
     if _burnin(options):
         if options.load_point != "saturation":
             raise InputError("a burn-in is saturation load")
         if options.num_profile_windows or options.num_clean_segments:
             raise InputError("a burn-in has neither clean segments nor profile windows")
+
+
+def _check_background(options: RunOptions) -> None:
+    if options.role != "colocation" or options.load_point != "saturation":
+        raise InputError("--until-signal is a co-location background: saturation, role colocation")
+    if options.num_profile_windows or options.num_clean_segments:
+        raise InputError("a background has neither clean segments nor profile windows")
+    if options.warmup_seconds <= 0:
+        raise InputError("--until-signal needs --warmup-seconds: the longest that it may take")
+
+
+def _unmeasured(options: RunOptions) -> bool:
+    return _burnin(options) or options.until_signal
 
 
 def _burnin(options: RunOptions) -> bool:
@@ -183,6 +199,7 @@ def build_plan(
             watchdog_ns=scaled(gates.drain_watchdog_s),
         ),
         time_scale=options.time_scale,
+        until_told=options.until_signal,
     )
 
 
@@ -205,6 +222,8 @@ def deviations(options: RunOptions, protocol: Protocol) -> dict[str, list[float]
         pairs["rate_fraction"] = (file.load.moderate_rate_fraction, options.rate_fraction)
     if options.role in ("confirmation", "colocation", "burnin"):
         del pairs["profile_windows"]
+    if options.until_signal:
+        del pairs["clean_segments"], pairs["warmup_s"]
     if options.role == "burnin":
         del pairs["clean_segments"]
         pairs["warmup_s"] = (file.burnin.seconds, options.warmup_seconds)

@@ -60,6 +60,9 @@ class RunPlan:
     windows: Windows
     drain: DrainBudget
     time_scale: float
+    until_told: bool = False
+    """A co-location background: admits from ``t0`` until it is told to stop, at most for the
+    warm-up's length; nothing of it is measured (A-P3-1)."""
 
     def clean_start_ns(self, t0_ns: int) -> int:
         """First nanosecond of clean segment A."""

@@ -140,7 +140,8 @@ class _Run:
     def _stop(self, task: asyncio.Task[object]) -> None:
         """Answer a signal; what has been measured to the end is still written."""
         if self._loading and self._session is not None:
-            self._session.interrupt()
+            if not self._session.tell():
+                self._session.interrupt()
         elif not self._loaded and not self._cancelled:
             self._cancelled = True
             task.cancel()

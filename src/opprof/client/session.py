@@ -48,6 +48,10 @@ class Session:
         """Begin the warm-up at ``t0_ns``."""
         self.machine.start(t0_ns)
 
+    def tell(self) -> bool:
+        """Tell a background to stop admitting and drain; False where there is nothing to tell."""
+        return self.machine.tell()
+
     def interrupt(self) -> None:
         """Stop at once; what is outstanding is recorded as interrupted."""
         self.machine.interrupt()

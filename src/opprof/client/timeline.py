@@ -115,6 +115,15 @@ class TimelineMachine:
         self._cancel_timers()
         self._stop_admission(max(self._clock.now_ns(), self.progress.start_ns))
 
+    def tell(self) -> bool:
+        """Tell a background that it may stop: it drains; False where there is nothing to tell."""
+        running = self.progress.kind == "warmup" and not self._over()
+        if not self._plan.until_told or not running:
+            return False
+        self._cancel_timers()
+        self._stop_admission(max(self._clock.now_ns(), self.progress.start_ns))
+        return True
+
     def interrupt(self) -> None:
         """Leave at once: the open phase ends here, nothing is waited for."""
         if not self._state.finished:
@@ -132,6 +141,9 @@ class TimelineMachine:
             self._at(plan.segment_start_ns(t0_ns, index + 1), lambda: self._segment(index + 1))
         elif plan.windows.count:
             self._open_window(0, start_ns)
+        elif plan.until_told:
+            self.ending.abort_reason = "the background was not told to stop in its time"
+            self._stop_admission(start_ns)
         else:
             self._stop_admission(start_ns)
 
