@@ -24,6 +24,7 @@ def catalogue() -> dict[str, Any]:
         run,
         sanity,
         scan,
+        verification,
         waste,
     )
 
@@ -58,4 +59,5 @@ def catalogue() -> dict[str, Any]:
         "campaign-provenance": provenance.CampaignProvenance,
         "folder-provenance": provenance.FolderProvenance,
         "scan-report": scan.ScanReport,
+        "verify-report": verification.VerifyReport,
     }

@@ -47,6 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "campaign": ("opprof.cli.campaign:group", "Plan the campaign of a protocol."),
     "protocol": ("opprof.cli.protocol:group", "Check, freeze, amend and show a protocol."),
     "scan": ("opprof.cli.scan:scan", "Look for private text in everything that would leave."),
+    "verify": ("opprof.cli.verify:verify", "Recompute every hash that a campaign names."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
 
