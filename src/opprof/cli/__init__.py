@@ -44,7 +44,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Serve vLLM's interface on the embedded engine (simulated).",
     ),
     "doctor": ("opprof.cli.doctor:doctor", "Show whether the vLLM plugin fits this machine."),
-    "campaign": ("opprof.cli.campaign:group", "Plan the campaign of a protocol."),
+    "campaign": (
+        "opprof.cli.campaign:group",
+        "Run a frozen protocol by a detached controller: start, status, stop, resume.",
+    ),
     "protocol": ("opprof.cli.protocol:group", "Check, freeze, amend and show a protocol."),
     "scan": ("opprof.cli.scan:scan", "Look for private text in everything that would leave."),
     "verify": ("opprof.cli.verify:verify", "Recompute every hash that a campaign names."),

@@ -1,10 +1,26 @@
-"""``opprof campaign``: plan what a frozen protocol would launch."""
+"""``opprof campaign``: a frozen protocol, run by a detached controller that survives anything."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import click
 
 from opprof.cli.campaign_plan import plan
+from opprof.cli.options import json_option
+
+_folder = click.argument("folder", metavar="CAMPAIGN", type=click.Path(path_type=Path))
+_private = click.option(
+    "--private",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Mode-0700 folder of the manifests (PATTERN.jsonl).",
+)
+_manifests = click.option(
+    "--manifest", "manifests", multiple=True, metavar="P01=FILE", help="One manifest; repeatable."
+)
+_READY_S = 600.0
+"""A controller hashes every manifest before it takes over; 2 GB take seconds."""
 
 
 @click.group("campaign")
@@ -13,3 +29,166 @@ def group() -> None:
 
 
 group.add_command(plan)
+
+
+@group.command("start")
+@click.argument("protocol", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Must be new.")
+@click.option("--engine", type=click.Choice(["vllm", "sim"]), required=True)
+@_private
+@_manifests
+@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="e.g. MODEL=DIR.")
+@click.option("--server-command", default="", help="Template instead of the protocol's.")
+@click.option("--python", default="", help="Interpreter of the engine's environment.")
+@click.option(
+    "--engine-env", "engine_environment", multiple=True, metavar="NAME=VALUE", help="Of the server."
+)
+@click.option("--time-scale", type=float, default=1.0, show_default=True, help="Declared factor.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the embedded engine.")
+@click.option("--only", multiple=True, metavar="P01[/C00]", help="These cells only; repeatable.")
+@click.option("--gpus", default="", metavar="0,1,2", help="Physical GPUs that may be used.")
+@click.option("--serial", is_flag=True, help="One run at a time.")
+@click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
+@click.option("--no-cpu-masks", is_flag=True, help="Do not bind to the protocol's CPU map.")
+@click.option("--foreground", is_flag=True, help="Do not detach; the log goes to this terminal.")
+def start(foreground: bool, **flags: Any) -> None:
+    """Start a campaign of PROTOCOL and return when its controller owns the folder."""
+    from opprof.campaign.begin import create_campaign
+
+    request = _request(flags)
+    store = create_campaign(request)
+    _launch(store.folder, request.sources, foreground)
+
+
+@group.command("resume")
+@_folder
+@_private
+@_manifests
+@click.option("--foreground", is_flag=True, help="Do not detach.")
+@click.option("--reviewed", default="", metavar="TEXT", help="Release a hard stop: who, and why.")
+def resume(
+    folder: Path,
+    private: Path | None,
+    manifests: tuple[str, ...],
+    foreground: bool,
+    reviewed: str,
+) -> None:
+    """Go on from the fresh-server boundary of whatever is not complete."""
+    from opprof.campaign.life import release_stop
+    from opprof.campaign.options import make_sources, sources_from_log
+
+    folder = folder.absolute()
+    sources = make_sources(private, manifests)
+    if private is None and not manifests:
+        sources = sources_from_log(folder / "commands.log")
+    release_stop(folder, reviewed)
+    _launch(folder, sources, foreground)
+
+
+@group.command("controller", hidden=True)
+@_folder
+@_private
+@_manifests
+@click.option("--ready-fd", type=int, default=None)
+def controller(
+    folder: Path, private: Path | None, manifests: tuple[str, ...], ready_fd: int | None
+) -> None:
+    """Be the controller of CAMPAIGN (what start and resume detach)."""
+    from opprof.campaign.life import Life, live
+    from opprof.campaign.options import make_sources
+
+    raise SystemExit(live(Life(folder.absolute(), make_sources(private, manifests), ready_fd)))
+
+
+@group.command("stop")
+@_folder
+@click.option("--now", is_flag=True, help="Do not let servers drain.")
+def stop(folder: Path, now: bool) -> None:
+    """End the controller; what is complete stays, everything else can be resumed."""
+    from opprof.campaign.watch import stop_controller
+
+    click.echo(stop_controller(folder.absolute(), now=now))
+
+
+@group.command("status")
+@_folder
+@click.option("--watch", is_flag=True, help="Until the controller ends.")
+@json_option
+def status(folder: Path, watch: bool, as_json: bool) -> None:
+    """Show runs, phases, failed checks, budget, and whether the controller lives.
+
+    Exit code 1 while a hard stop waits for review or a run has failed.
+    """
+    from opprof.cli.campaign_tables import show_status
+
+    raise SystemExit(show_status(folder.absolute(), watch=watch, as_json=as_json))
+
+
+@group.command("logs")
+@_folder
+@click.argument("run", required=False)
+@click.option("--follow", is_flag=True)
+def logs(folder: Path, run: str | None, follow: bool) -> None:
+    """Print the controller's log, or the logs of RUN's last attempt."""
+    from opprof.campaign.watch import log_lines
+
+    for line in log_lines(folder.absolute(), run, follow=follow):
+        click.echo(line)
+
+
+def _request(flags: dict[str, Any]) -> Any:
+    from opprof.campaign.begin import Request
+    from opprof.campaign.options import Options, make_sources, pairs
+    from opprof.errors import InputError
+
+    try:
+        gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
+    except ValueError as error:
+        raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
+    options = Options(
+        server_command=flags["server_command"],
+        python=flags["python"],
+        engine_environment=pairs(flags["engine_environment"], "--engine-env"),
+        base_port=flags["base_port"],
+        only=list(flags["only"]),
+        gpus=gpus,
+        serial=flags["serial"],
+        bind_cpus=not flags["no_cpu_masks"],
+    )
+    return Request(
+        protocol=flags["protocol"],
+        out=flags["out"],
+        engine=flags["engine"],
+        variables=pairs(flags["variables"], "--var"),
+        sources=make_sources(flags["private"], flags["manifests"]),
+        time_scale=flags["time_scale"],
+        seed=flags["seed"],
+        executor="local",
+        hosts=(),
+        options=options,
+    )
+
+
+def _launch(folder: Path, sources: Any, foreground: bool) -> None:
+    import sys
+    import time
+
+    from opprof.campaign.commands import CommandLog
+    from opprof.campaign.detach import start_detached
+    from opprof.campaign.life import Life, live
+    from opprof.campaign.store import Store
+
+    command = [sys.executable, "-m", "opprof", "campaign", "controller", str(folder)]
+    command += sources.flags()
+    store = Store(folder, wall_ns=time.time_ns)
+    store.campaign()
+    CommandLog(store.commands, time.time_ns).add("controller", command, {})
+    if foreground:
+        raise SystemExit(live(Life(folder, sources, None)))
+    identity = start_detached(command, store.log, ready_s=_READY_S)
+    record = store.controller()
+    pid = "" if record is None else f", pid {record.process.pid}"
+    click.echo(f"{identity}: controller started{pid}")
+    click.echo(f"  folder {folder}")
+    click.echo(f"  watch  opprof campaign status --watch {folder}")
+    click.echo(f"  log    {store.log}")

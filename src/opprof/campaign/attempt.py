@@ -1,0 +1,134 @@
+"""What an attempt needs and what comes out of it: values that can travel to another host.
+
+An executor gets an :class:`AttemptSpec` and a :class:`Journal` and returns an :class:`Outcome`.
+All paths of the spec are paths of the host that executes it; an executor that places runs on other
+hosts puts protocol, manifest and saturation result there first, and brings the run directory back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot
+from opprof.artifacts.common import Gate
+from opprof.artifacts.run import LoadPoint, Role
+
+Fault = Literal["", "infrastructure", "semantic", "interrupted"]
+
+
+class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
+    """One attempt at one run."""
+
+    campaign: Campaign
+    run: str
+    pattern: str
+    config: str
+    load_point: LoadPoint
+    role: Role
+    number: int
+    slot: Slot
+    folder: str
+    """The run directory; must not exist."""
+    logs: str
+    """Prefix of the logs of client and analysis, which lie outside the run directory."""
+    protocol: str
+    """The frozen protocol in force."""
+    manifest: str
+    manifest_sha256: str
+    saturation: str | None
+    """``client/result.json`` of the saturation run that a moderate rate comes from."""
+    launch: list[str]
+    """The server's words, ``${TRACE_TMP}`` and ``${PORT}`` still open."""
+    model: str
+    """As the server knows it."""
+    redacted: dict[str, str]
+    """Private path to the name that stands for it in every record but ``commands.log``."""
+
+
+class HardStop(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which of the protocol's ten conditions a run met."""
+
+    condition: int
+    name: str
+    reason: str
+
+
+class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
+    """How an attempt ended."""
+
+    checks: dict[CheckName, Gate]
+    reason: str
+    """Empty for a complete attempt."""
+    fault: Fault
+    accepted: bool | None
+    drain_quarantined: bool | None
+    gpu_seconds: float
+    """From the server's launch until its GPUs were free again, times its GPUs."""
+    signal_wall_ns: int | None
+    stops: list[HardStop] = []
+    clean_failures: int = 0
+    clean_requests: int = 0
+
+
+@dataclass
+class Facts:
+    """What is known of the attempt so far."""
+
+    client_exit: int | None = None
+    client_timed_out: bool = False
+    analysis_exit: int | None = None
+    server_exit: int | None = None
+    server_died: bool = False
+    server_killed: bool = False
+    port: int = 0
+    launched_mono_ns: int | None = None
+    freed_mono_ns: int | None = None
+    signal_wall_ns: int | None = None
+    leftovers: list[str] = field(default_factory=list)
+    fault: str = ""
+    """Why the attempt broke off; empty when every phase was reached."""
+
+
+class Journal(Protocol):
+    """Where an attempt reports; each call returns when the report is on disk at the controller."""
+
+    async def phase(self, phase: Phase, reason: str = "") -> None:
+        """The attempt enters a phase."""
+
+    async def started(self, process: ProcessRecord) -> None:
+        """A child waits at its gate."""
+
+    async def ended(self, process: ProcessRecord) -> None:
+        """A child's exit status is known."""
+
+    async def signalled(self, wall_ns: int) -> None:
+        """The server was told to end."""
+
+
+class Halt:
+    """Whether a cancelled attempt may take its time to end its processes."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+
+class RunExecutor(Protocol):
+    """Executes one attempt on its slot.
+
+    Cancelling :meth:`execute` ends the attempt's processes and keeps its folder.
+    """
+
+    async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+        """Run the attempt to its end.
+
+        Raises:
+            EnvironmentFailure: the place itself failed (disk full, host lost), not the run.
+        """
+        ...
+
+    async def clean_up(self, campaign: str) -> list[str]:
+        """End what an earlier controller left behind; return a line for each process met."""
+        ...

@@ -1,0 +1,126 @@
+"""From arguments to a campaign folder that a controller can take over; nothing is launched here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from opprof._version import __version__
+from opprof.artifacts.campaign import Campaign, EngineKind
+from opprof.campaign.binding import launches_of, manifest_hashes
+from opprof.campaign.ledger import opening
+from opprof.campaign.ledger_file import NAME as LEDGER_NAME
+from opprof.campaign.ledger_file import create_ledger
+from opprof.campaign.options import Options, Sources, check_time_scale, check_variables
+from opprof.campaign.plan import planned_runs
+from opprof.campaign.store import Store, pretty
+from opprof.code_hash import code_sha256
+from opprof.errors import InputError, StateConflict
+from opprof.files import read_bytes, sync_folder, write_atomic
+from opprof.protocol import Protocol, load_protocol
+from opprof.protocol.check import check_protocol
+
+_PROTOCOL_LIMIT_BYTES = 4 << 20
+_ID_BYTES = 6
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``opprof campaign start`` was asked for."""
+
+    protocol: Path
+    out: Path
+    engine: EngineKind
+    variables: Mapping[str, str]
+    sources: Sources
+    time_scale: float
+    seed: int
+    executor: str
+    hosts: tuple[str, ...]
+    options: Options
+
+
+def create_campaign(request: Request) -> Store:
+    """Check everything and make the campaign's folder, all runs pending.
+
+    The folder appears whole: it is made beside its place under another name and then renamed.
+
+    Raises:
+        InputError: the protocol, a variable, a manifest or an option cannot be used.
+        StateConflict: the folder exists, or the protocol is a draft.
+        EnvironmentFailure: it cannot be written.
+    """
+    if request.out.exists() or request.out.is_symlink():
+        raise StateConflict("exists: a campaign never goes into a folder", path=request.out)
+    check_time_scale(request.time_scale, request.engine)
+    data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
+    protocol = frozen_protocol(request.protocol)
+    check_variables(request.variables, protocol.file.variables)
+    campaign = _campaign(request, protocol)
+    launches_of(protocol, campaign)
+    out = request.out.absolute()
+    made = out.with_name(f".{out.name}.{campaign.id}.tmp")
+    store = Store(made, wall_ns=time.time_ns)
+    made.mkdir(parents=True)
+    write_atomic(store.protocol, data)
+    write_atomic(made / "protocols" / f"00-{protocol.sha256[:12]}.toml", data)
+    for record in planned_runs(protocol.file, request.options.only):
+        store.save(record)
+    simulated = request.engine != "vllm"
+    first = opening(protocol.file.budget, wall_ns=store.wall_ns(), simulated=simulated)
+    create_ledger(made / LEDGER_NAME, first)
+    write_atomic(made / "campaign.json", pretty(campaign))
+    try:
+        made.rename(out)
+    except OSError as error:
+        raise StateConflict(f"cannot be made: {error.strerror or error}", path=out) from error
+    sync_folder(out.parent)
+    return Store(out, wall_ns=time.time_ns)
+
+
+def frozen_protocol(path: Path) -> Protocol:
+    """Return a sound, frozen protocol.
+
+    Raises:
+        StateConflict: it is a draft.
+        InputError: it is unsound.
+    """
+    protocol = load_protocol(path)
+    if protocol is None:
+        raise InputError("'none' is no protocol")
+    if problems := check_protocol(protocol.file):
+        raise InputError(f"unsound: {'; '.join(problems)}", path=path)
+    if protocol.file.status != "frozen":
+        raise StateConflict(
+            "is a draft: `opprof protocol freeze` it first, so that nothing can change", path=path
+        )
+    return protocol
+
+
+def _campaign(request: Request, protocol: Protocol) -> Campaign:
+    records = planned_runs(protocol.file, request.options.only)
+    patterns = sorted({record.pattern for record in records})
+    return Campaign(
+        schema=1,
+        id=f"{protocol.file.id}-{secrets.token_hex(_ID_BYTES)}",
+        protocol_id=protocol.file.id,
+        protocol_sha256=protocol.sha256,
+        engine=request.engine,
+        variables=dict(request.variables),
+        manifests=manifest_hashes(patterns, request.sources),
+        time_scale=request.time_scale,
+        seed=request.seed,
+        hosts=list(request.hosts) or [os.uname().nodename],
+        executor="ray" if request.executor == "ray" else "local",
+        options=msgspec.to_builtins(request.options),
+        code_version=__version__,
+        code_sha256=code_sha256(),
+        created_wall_ns=time.time_ns(),
+        simulated=request.engine != "vllm",
+    )

@@ -1,0 +1,191 @@
+"""The seven checks of A-P3-2 over what an attempt left, as gates; ``complete`` needs all of them.
+
+``not_evaluable`` stands only where the check has no object: a burn-in is not measured, a run
+without profile windows has no Layer 2, a host without GPUs no GPU memory. Missing input fails.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from opprof.artifacts.campaign import Campaign, CheckName
+from opprof.artifacts.common import Gate, Value
+from opprof.artifacts.run import Result
+from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
+from opprof.campaign.client import profile_windows
+from opprof.campaign.server import tail
+from opprof.errors import InputError
+from opprof.files import read_bytes
+from opprof.protocol import Protocol
+
+T = TypeVar("T")
+
+
+class _Gates(msgspec.Struct):
+    """The part of an analysis artefact that the checks read."""
+
+    gates: list[Gate] = []
+
+
+class _Flags(msgspec.Struct):
+    red_flags: list[str] = []
+
+
+class _ClientSanity(msgspec.Struct):
+    sanity: _Flags
+
+
+def outcome_of(spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path) -> Outcome:
+    """Judge a finished attempt by its files and by what was seen of its processes."""
+    result = _read(folder / "client" / "result.json", Result)
+    found: dict[CheckName, Gate] = {
+        "client": _client(facts, result, folder),
+        "layer1": _analysis_gates("layer1", spec, facts, folder / "analysis" / "layer1.json"),
+        "layer2": _layer2(spec, protocol, facts, folder),
+        "sanity": _sanity(spec, facts, folder),
+        "command": _command(spec, protocol, folder),
+        "gpu_memory": _gpu_memory(facts),
+    }
+    failed = [f"{name}: {gate.reason}" for name, gate in found.items() if gate.outcome == "fail"]
+    reason = facts.fault or "; ".join(failed)
+    return Outcome(
+        checks=found,
+        reason=reason,
+        fault=_fault(facts, found) if reason else "",
+        accepted=None if result is None else result.accepted,
+        drain_quarantined=None if result is None else result.drain_quarantined,
+        gpu_seconds=_gpu_seconds(spec, facts),
+        signal_wall_ns=facts.signal_wall_ns,
+    )
+
+
+def _fault(facts: Facts, found: dict[CheckName, Gate]) -> Fault:
+    """Tell what may have the one exact rerun from what needs a reviewed amendment."""
+    if facts.fault or facts.server_died or facts.client_timed_out or facts.analysis_exit is None:
+        return "infrastructure"
+    failed = {name for name, gate in found.items() if gate.outcome == "fail"}
+    return "infrastructure" if failed <= {"layer2", "gpu_memory", "command"} else "semantic"
+
+
+def _client(facts: Facts, result: Result | None, folder: Path) -> Gate:
+    numbers: dict[str, Value] = {"exit_status": facts.client_exit}
+    if facts.fault:
+        return _gate("client", False, facts.fault, numbers)
+    if facts.client_timed_out:
+        return _gate("client", False, "the client did not end in its time and was stopped", numbers)
+    if result is None:
+        died = " (the server ended during the load)" if facts.server_died else ""
+        reason = f"the client left no result, exit status {facts.client_exit}{died}"
+        return _gate("client", False, f"{reason}; server: {tail(folder / 'server.log')}", numbers)
+    if not result.accepted:
+        return _gate("client", False, "not accepted: " + "; ".join(result.reasons), numbers)
+    good = facts.client_exit == 0 and not facts.server_died
+    reason = "accepted" if good else f"accepted, but exit status {facts.client_exit}"
+    if facts.server_died:
+        reason = "the server ended before it was told to"
+    return _gate("client", good, reason, numbers)
+
+
+def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path) -> Gate:
+    if spec.role == "burnin":
+        return _absent(name, "a burn-in is not measured")
+    artefact = _read(path, _Gates)
+    if artefact is None:
+        return _gate(name, False, f"no {path.name}: {_analysis_ended(facts)}")
+    counts: dict[str, Value] = {
+        outcome: sum(gate.outcome == outcome for gate in artefact.gates)
+        for outcome in ("pass", "fail", "not_evaluable")
+    }
+    declared = declared_gates(spec.campaign)
+    failed = [
+        f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
+        for gate in artefact.gates
+        if gate.outcome == "fail" and gate.name not in declared
+    ]
+    return _gate(name, not failed, "; ".join(failed) or "every gate that applies passes", counts)
+
+
+def declared_gates(campaign: Campaign) -> frozenset[str]:
+    """Return the gates that fail by what the campaign itself declares, and so decide nothing here.
+
+    The run's own artefacts keep them failed, and the decision stays marked by them.
+    """
+    names = {"simulated"} if campaign.simulated else set()
+    if campaign.time_scale != 1.0:
+        names.add("time_scale")
+    return frozenset(names)
+
+
+def _layer2(spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path) -> Gate:
+    if profile_windows(spec, protocol) == 0:
+        return _absent("layer2", f"a {spec.role} {spec.load_point} run has no profile windows")
+    return _analysis_gates("layer2", spec, facts, folder / "analysis" / "kernels.json")
+
+
+def _sanity(spec: AttemptSpec, facts: Facts, folder: Path) -> Gate:
+    client = _read(folder / "client" / "sanity.json", _ClientSanity)
+    if client is None:
+        return _gate("sanity", False, "the client left no sanity block")
+    flags = [f"client: {flag}" for flag in client.sanity.red_flags]
+    if spec.role != "burnin":
+        analysis = _read(folder / "analysis" / "sanity.json", _Flags)
+        if analysis is None:
+            return _gate("sanity", False, f"no sanity.json: {_analysis_ended(facts)}")
+        flags += analysis.red_flags
+    return _gate("sanity", not flags, "; ".join(flags) or "no red flag", {"red_flags": len(flags)})
+
+
+def _analysis_ended(facts: Facts) -> str:
+    if facts.analysis_exit is None:
+        return "the analysis did not run to its end"
+    return f"the analysis ended with {facts.analysis_exit}"
+
+
+def _command(spec: AttemptSpec, protocol: Protocol, folder: Path) -> Gate:
+    """The exact commands of server and client, and each profile call, stand in the log."""
+    try:
+        lines = read_bytes(folder / "commands.log").decode(errors="replace").splitlines()
+    except InputError as error:
+        return _gate("command", False, str(error))
+    kinds = [line.split(" ", 2)[1] for line in lines if line.count(" ") >= 2]
+    numbers: dict[str, Value] = {
+        kind: kinds.count(kind) for kind in ("server", "client", "profile")
+    }
+    good = kinds.count("server") == 1 and kinds.count("client") == 1
+    wanted = 2 * profile_windows(spec, protocol)
+    reason = f"{numbers['server']} server, {numbers['client']} client, {numbers['profile']} profile"
+    if kinds.count("profile") != wanted:
+        good, reason = False, f"{reason} ({wanted} expected)"
+    return _gate("command", good, f"{spec.run}: {reason}", numbers)
+
+
+def _gpu_memory(facts: Facts) -> Gate:
+    numbers: dict[str, Value] = {"leftovers": len(facts.leftovers)}
+    return _absent("gpu_memory", "no GPU is known on this host", numbers)
+
+
+def _gpu_seconds(spec: AttemptSpec, facts: Facts) -> float:
+    if facts.launched_mono_ns is None or facts.freed_mono_ns is None:
+        return 0.0
+    return (facts.freed_mono_ns - facts.launched_mono_ns) / 1e9 * max(1, len(spec.slot.gpus))
+
+
+def _gate(
+    name: CheckName, good: bool, reason: str, numbers: dict[str, Value] | None = None
+) -> Gate:
+    return Gate(name=name, outcome="pass" if good else "fail", reason=reason, numbers=numbers or {})
+
+
+def _absent(name: CheckName, reason: str, numbers: dict[str, Value] | None = None) -> Gate:
+    return Gate(name=name, outcome="not_evaluable", reason=reason, numbers=numbers or {})
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """Read an artefact; None where there is none or it cannot be decoded."""
+    try:
+        return msgspec.json.decode(read_bytes(path), type=kind)
+    except (InputError, msgspec.MsgspecError, RecursionError):
+        return None

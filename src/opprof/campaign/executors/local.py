@@ -1,0 +1,24 @@
+"""Runs attempts on this host."""
+
+from __future__ import annotations
+
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
+from opprof.campaign.processes import ProcessTable, end_marked
+from opprof.campaign.run_attempt import Attempt
+
+
+class LocalExecutor:
+    """The default: servers and clients are children of the controller."""
+
+    def __init__(self, table: ProcessTable, *, grace_s: float) -> None:
+        self._table = table
+        self._grace_s = grace_s
+
+    async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+        """Run the attempt to its end."""
+        return await Attempt(spec, journal, halt, self._table).run()
+
+    async def clean_up(self, campaign: str) -> list[str]:
+        """End what an earlier controller left behind."""
+        met = await end_marked(self._table, campaign, run=None, grace_s=self._grace_s)
+        return [f"ended pid {seen.pid} of group {seen.pgid}" for seen in met]

@@ -1,0 +1,155 @@
+"""One controller process: takes the lock, checks the binding, tidies up, runs, decides, leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from opprof.artifacts.campaign import Campaign, ControllerRecord
+from opprof.artifacts.environment import GpuDevice, Topology
+from opprof.campaign import state
+from opprof.campaign.binding import Binding, bind
+from opprof.campaign.commands import iso
+from opprof.campaign.controller import Controller, Ending
+from opprof.campaign.detach import report_ready
+from opprof.campaign.executors.local import LocalExecutor
+from opprof.campaign.ledger import settle
+from opprof.campaign.ledger_file import NAME as LEDGER_NAME
+from opprof.campaign.ledger_file import open_ledger
+from opprof.campaign.options import Options, Sources, options_of
+from opprof.campaign.processes import ProcessTable, own_record
+from opprof.campaign.store import Store, campaign_lock
+from opprof.campaign.waves import Where
+from opprof.errors import OpprofError, StateConflict
+
+DONE, FAILED, STOPPED = 0, 1, 130
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a controller process was started with."""
+
+    folder: Path
+    sources: Sources
+    ready_descriptor: int | None
+
+
+def live(life: Life) -> int:
+    """Run a controller to its end and return its exit code.
+
+    0: every planned run is complete. 1: a run failed, a hard stop, or the surroundings failed.
+    130: told to end, state kept.
+    """
+    store = Store(life.folder, wall_ns=time.time_ns)
+    try:
+        campaign = store.campaign()
+        with campaign_lock(life.folder):
+            return _owning(life, store, campaign)
+    except OpprofError as error:
+        say(f"error [{error.code}] {error}")
+        report_ready(life.ready_descriptor, f"{error.code} {error}")
+        return error.exit_code
+
+
+def _owning(life: Life, store: Store, campaign: Campaign) -> int:
+    binding = bind(store, campaign, life.sources)
+    record = _first_record(store, campaign, life.sources)
+    store.write_controller(record)
+    report_ready(life.ready_descriptor, f"ok {campaign.id}")
+    return asyncio.run(_run(life, store, campaign, binding, record))
+
+
+def _first_record(store: Store, campaign: Campaign, sources: Sources) -> ControllerRecord:
+    before, now = store.controller(), store.wall_ns()
+    command = [sources.redact(part) for part in sys.argv]
+    return ControllerRecord(
+        schema=1,
+        campaign=campaign.id,
+        process=own_record(ProcessTable(), command, wall_ns=now),
+        session=os.getsid(0),
+        phase="running",
+        heartbeat_wall_ns=now,
+        resumed=0 if before is None else before.resumed + 1,
+    )
+
+
+async def _run(
+    life: Life, store: Store, campaign: Campaign, binding: Binding, record: ControllerRecord
+) -> int:
+    options = options_of(campaign)
+    executor = LocalExecutor(ProcessTable(), grace_s=options.limits.grace_s)
+    for line in await executor.clean_up(campaign.id):
+        say(line)
+    ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
+    records = state.recover(store, binding.protocol.sha256, say)
+    ledger.append(
+        settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)
+    )
+    controller = Controller(
+        store,
+        binding,
+        life.sources,
+        executor,
+        where_of(options),
+        ledger,
+        record,
+        say=say,
+    )
+    ending = await controller.run()
+    code, message = _verdict(store, ending)
+    controller.farewell(message)
+    say(message)
+    return code
+
+
+def _verdict(store: Store, ending: Ending) -> tuple[int, str]:
+    records = store.runs()
+    complete = sum(record.state == "complete" for record in records)
+    count = f"{complete} of {len(records)} runs complete"
+    if ending.failure:
+        return FAILED, f"{count}; the surroundings failed: {ending.failure}"
+    if ending.stop is not None:
+        return FAILED, f"{count}; stands still for review: {ending.stop.reason}"
+    if ending.asked:
+        return STOPPED, f"{count}; told to end, `opprof campaign resume` goes on"
+    return (DONE if complete == len(records) else FAILED), count
+
+
+def where_of(options: Options) -> Where:
+    """Return what may be used of this host."""
+    gpus = [GpuDevice(index, "", "none", 0, None) for index in options.gpus or [0]]
+    host = Topology(host="localhost", kind="cpu", boot_id="", gpus=gpus, numa_nodes=[], cpus="")
+    width = 1 if options.serial else len(gpus)
+    return Where((host,), {"localhost": width}, options.base_port or 1)
+
+
+def say(text: str) -> None:
+    """Write a line with its time to the controller's log."""
+    print(f"{iso(time.time_ns())} {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def release_stop(folder: Path, reviewed: str) -> None:
+    """Release a hard stop that somebody has looked at; nothing where none is.
+
+    Raises:
+        StateConflict: a stop waits for review and no review is given.
+    """
+    store = Store(folder, wall_ns=time.time_ns)
+    found = store.stop()
+    if found is None:
+        return
+    if not reviewed.strip():
+        raise StateConflict(
+            f"hard stop {found.condition} ({found.name}) waits for review: {found.reason}; "
+            "release it with --reviewed TEXT",
+            path=folder,
+        )
+    with campaign_lock(folder):
+        store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
+        store.archive_stop()

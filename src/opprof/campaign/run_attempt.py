@@ -1,0 +1,289 @@
+"""One attempt, from a fresh server to its checks (protocol, "Load and execution protocol").
+
+::
+
+    starting ─ serving ─ loading ─ draining ─ cleaning ─ checking ─ outcome
+
+However it ends, every process that it started is ended and waited for first. Faults of the
+surroundings become an outcome; only a fault of the place itself (a full disk) is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from opprof.artifacts.campaign import ProcessRecord
+from opprof.campaign import checks
+from opprof.campaign.attempt import AttemptSpec, Facts, Halt, Journal, Outcome
+from opprof.campaign.client import client_command, client_deadline_s
+from opprof.campaign.commands import CommandLog
+from opprof.campaign.options import Options, options_of, own_environment
+from opprof.campaign.places import visible_devices
+from opprof.campaign.processes import (
+    ATTEMPT_VARIABLE,
+    CAMPAIGN_VARIABLE,
+    RUN_VARIABLE,
+    Child,
+    ProcessTable,
+    end_marked,
+    spawn,
+)
+from opprof.campaign.server import HOST, Launch, free_port, server_environment, wait_healthy
+from opprof.errors import EnvironmentFailure
+from opprof.host.cpus import parse_cpus
+from opprof.protocol import load_protocol
+
+Role = Literal["server", "client", "analysis"]
+
+
+class Attempt:
+    """The effects of one attempt; made for one call of :meth:`run`."""
+
+    def __init__(
+        self,
+        spec: AttemptSpec,
+        journal: Journal,
+        halt: Halt,
+        table: ProcessTable,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        protocol = load_protocol(spec.protocol)
+        assert protocol is not None
+        self._spec, self._journal, self._halt, self._table = spec, journal, halt, table
+        self._protocol = protocol
+        self._options: Options = options_of(spec.campaign)
+        self._wall_ns = wall_ns
+        self._folder = Path(spec.folder)
+        self._facts = Facts()
+        self._commands = CommandLog(self._folder / "commands.log", wall_ns)
+        self._children: list[Child] = []
+        self._server: Child | None = None
+
+    async def run(self) -> Outcome:
+        """Make the run directory, run, clean up, check.
+
+        Raises:
+            EnvironmentFailure: the run directory cannot be written.
+            asyncio.CancelledError: cancelled, after its processes were ended.
+        """
+        self._make_folder()
+        try:
+            try:
+                await self._serve_and_load()
+            finally:
+                await _to_the_end(self._end_everything())
+        except EnvironmentFailure as error:
+            self._facts.fault = str(error)
+        return await self._judge()
+
+    # ------------------------------------------------------------------ the phases
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True)
+            (self._folder / "traces").mkdir()
+            Path(self._spec.logs).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot make: {error.strerror or error}"
+            raise EnvironmentFailure(reason, path=self._folder) from error
+
+    async def _serve_and_load(self) -> None:
+        spec, facts, options = self._spec, self._facts, self._options
+        facts.port = free_port(spec.slot.port)
+        launch = Launch(tuple(spec.launch), options.engine_environment)
+        environment = server_environment(
+            launch,
+            self._marks("server"),
+            self._folder / "opprof",
+            self._devices(),
+            own=spec.campaign.simulated,
+        )
+        command = launch.command(self._folder / "traces", facts.port)
+        server_log = self._folder / "server.log"
+        facts.launched_mono_ns = time.monotonic_ns()
+        with _open_log(server_log) as log:
+            self._server = await self._start("server", command, environment, log)
+        await wait_healthy(self._server, facts.port, options, server_log)
+        await self._journal.phase("serving")
+        await self._load(self._server)
+
+    async def _load(self, server: Child) -> None:
+        spec, facts = self._spec, self._facts
+        command = client_command(spec, self._protocol, sys.executable, facts.port)
+        deadline_s = client_deadline_s(spec, self._protocol, self._options.limits)
+        environment = own_environment() | self._marks("client")
+        await self._journal.phase("loading")
+        with _open_log(self._log("client")) as log:
+            client = await self._start("client", command, environment, log)
+        waiting = asyncio.ensure_future(client.wait(deadline_s))
+        dying = asyncio.ensure_future(server.process.wait())
+        try:
+            await asyncio.wait({waiting, dying}, return_when=asyncio.FIRST_COMPLETED)
+            facts.server_died = dying.done() and not waiting.done()
+            # A client whose server is gone says so itself, within its own time-outs.
+            facts.client_exit = await waiting
+        finally:
+            waiting.cancel()
+            dying.cancel()
+        facts.client_timed_out = facts.client_exit is None
+        self._commands.add_profile_calls(self._folder, f"http://{HOST}:{facts.port}")
+
+    async def _end_everything(self) -> None:
+        """Client, then server by its own drain, then whatever is left; all of it bounded."""
+        limits, facts = self._options.limits, self._facts
+        for child in self._children:
+            if child is not self._server:
+                await self._end(child, signal.SIGINT, limits.grace_s)
+        if self._server is not None:
+            await self._drain(self._server)
+            await self._journal.phase("cleaning")
+            met = await end_marked(
+                self._table,
+                self._spec.campaign.id,
+                run=self._spec.run,
+                grace_s=0.0 if self._halt.now else limits.grace_s,
+            )
+            facts.leftovers = [f"pid {seen.pid}" for seen in met]
+            facts.freed_mono_ns = time.monotonic_ns()
+
+    async def _drain(self, server: Child) -> None:
+        """SIGTERM to the API parent, which drains its engine; SIGKILL to the group at the end."""
+        limits, facts = self._options.limits, self._facts
+        if server.process.returncode is None:
+            facts.signal_wall_ns = self._wall_ns()
+            await self._journal.signalled(facts.signal_wall_ns)
+            await self._journal.phase("draining")
+            patience = 0.0 if self._halt.now else limits.shutdown_timeout_s + limits.exit_s
+            await self._end(server, signal.SIGTERM, patience)
+            facts.server_killed = server.process.returncode == -signal.SIGKILL
+        else:
+            facts.server_died = True
+            await self._note_end(server)
+        facts.server_exit = server.process.returncode
+
+    async def _judge(self) -> Outcome:
+        await self._journal.phase("checking", self._facts.fault)
+        if not self._facts.fault and self._spec.role != "burnin":
+            await self._analyse()
+        return checks.outcome_of(self._spec, self._protocol, self._facts, self._folder)
+
+    async def _analyse(self) -> None:
+        options, spec = self._options, self._spec
+        command = [sys.executable, "-m", "opprof", "analyze", str(self._folder)]
+        command += ["--protocol", spec.protocol, "--jobs", "1"]
+        environment = own_environment() | self._marks("analysis")
+        with _open_log(self._log("analysis")) as log:
+            child = await self._start("analysis", command, environment, log)
+        self._facts.analysis_exit = await child.wait(options.limits.analysis_s)
+        await self._end(child, signal.SIGINT, options.limits.grace_s)
+
+    # -------------------------------------------------------------------- processes
+
+    async def _start(
+        self,
+        role: Role,
+        command: list[str],
+        environment: dict[str, str],
+        log: BinaryIO,
+    ) -> Child:
+        """Start a child: recorded on disk, logged, and only then let go."""
+        cpus = parse_cpus(self._spec.slot.cpus) if role != "analysis" else ()
+        child = await spawn(
+            self._table,
+            role,
+            command,
+            environment=environment,
+            log=log,
+            cwd=self._folder,
+            cpus=cpus,
+            redact=self._redact,
+            wall_ns=self._wall_ns,
+        )
+        self._children.append(child)
+        await self._journal.started(child.record)
+        self._commands.add(role, command, environment)
+        child.go()
+        return child
+
+    async def _end(self, child: Child, number: signal.Signals, patience_s: float) -> None:
+        """Signal a child of ours, wait, kill its group when it does not end; note its status."""
+        if child.process.returncode is None:
+            self._table.send(child.record, number)
+            if await child.wait(patience_s) is None:
+                self._kill_group(child.record)
+                await child.wait(self._options.limits.grace_s)
+        await self._note_end(child)
+
+    def _kill_group(self, record: ProcessRecord) -> None:
+        # The leader is our own child and not reaped yet, so its group cannot be another's.
+        if self._table.is_alive(record):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(record.pgid, signal.SIGKILL)
+
+    async def _note_end(self, child: Child) -> None:
+        if child.record.ended_wall_ns is not None:
+            return
+        child.record = msgspec.structs.replace(
+            child.record, ended_wall_ns=self._wall_ns(), exit_status=child.process.returncode
+        )
+        await self._journal.ended(child.record)
+
+    def _marks(self, role: Role) -> dict[str, str]:
+        spec = self._spec
+        return {
+            CAMPAIGN_VARIABLE: spec.campaign.id,
+            RUN_VARIABLE: spec.run,
+            ATTEMPT_VARIABLE: str(spec.number),
+            "OPPROF_ROLE": role,
+        }
+
+    def _log(self, role: Role) -> Path:
+        # Beside the run directory, which holds the contract's files only.
+        return Path(f"{self._spec.logs}.{role}.log")
+
+    def _devices(self) -> str | None:
+        slot = self._spec.slot
+        if not slot.gpus:
+            return None
+        return visible_devices(slot.gpus, slot.gpu_uuids)
+
+    def _redact(self, text: str) -> str:
+        for path, name in self._spec.redacted.items():
+            text = text.replace(path, name)
+        return text
+
+
+async def _to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Await ``work`` to its end, however often this task is cancelled meanwhile."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _open_log(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write: {error.strerror or error}", path=path) from error
+
+
+async def run_attempt(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+    """Run one attempt on this host (see :class:`Attempt`)."""
+    return await Attempt(spec, journal, halt, ProcessTable()).run()

@@ -1,0 +1,198 @@
+"""How records change: a new attempt, its journal, its end, and what a crash left of one.
+
+Every function leaves the folder in a state that the next controller understands: folders are moved
+before or after the state that explains them, never without one, and repeating a step is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from opprof.artifacts.campaign import (
+    Attempt,
+    Phase,
+    ProcessRecord,
+    RunRecord,
+    Slot,
+    Transition,
+)
+from opprof.artifacts.common import Outcome as GateOutcome
+from opprof.campaign.attempt import Fault, Outcome
+from opprof.campaign.ledger import attempt_cost
+from opprof.campaign.plan import ACTIVE
+from opprof.campaign.store import Store, with_attempt
+from opprof.errors import OpprofError
+from opprof.integrity.provenance import record_folder, record_path, record_run
+
+_BAD: frozenset[GateOutcome] = frozenset({"fail"})
+
+
+class StoreJournal:
+    """A run's journal straight into its state file (local attempts)."""
+
+    def __init__(self, store: Store, record: RunRecord) -> None:
+        self._store = store
+        self.record = record
+
+    async def phase(self, phase: Phase, reason: str = "") -> None:
+        """Save the next phase."""
+        self.record = self._store.transition(self.record, phase, reason)
+
+    async def started(self, process: ProcessRecord) -> None:
+        """Save a child that waits at its gate."""
+        attempt = self._attempt
+        processes = [*attempt.processes, process]
+        self._save(msgspec.structs.replace(attempt, processes=processes))
+        self._store.crash_point(self.record.run, f"{process.role}.recorded")
+
+    async def ended(self, process: ProcessRecord) -> None:
+        """Save a child's end in the place of its start."""
+        attempt = self._attempt
+        key = (process.pid, process.start_ticks, process.boot_id)
+        processes = [
+            process if (old.pid, old.start_ticks, old.boot_id) == key else old
+            for old in attempt.processes
+        ]
+        self._save(msgspec.structs.replace(attempt, processes=processes))
+
+    async def signalled(self, wall_ns: int) -> None:
+        """Save when the server was told to end."""
+        self._save(msgspec.structs.replace(self._attempt, signal_wall_ns=wall_ns))
+
+    @property
+    def _attempt(self) -> Attempt:
+        assert self.record.attempt is not None
+        return self.record.attempt
+
+    def _save(self, attempt: Attempt) -> None:
+        self.record = with_attempt(self.record, attempt)
+        self._store.save(self.record)
+
+
+def begin_attempt(
+    store: Store, record: RunRecord, slot: Slot, hashes: Mapping[str, str], *, wall_ns: int
+) -> RunRecord:
+    """Save and return the record with a new attempt in phase ``starting``."""
+    attempt = Attempt(
+        number=len(record.attempts) + 1,
+        folder=f"runs/{record.run}",
+        phase="starting",
+        transitions=[Transition("starting", wall_ns)],
+        slot=slot,
+        processes=[],
+        source_hashes=dict(hashes),
+        checks={},
+    )
+    record = msgspec.structs.replace(record, attempts=[*record.attempts, attempt], state="starting")
+    store.save(record)
+    return record
+
+
+def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: str) -> RunRecord:
+    """Bring an attempt to ``complete`` or ``failed``.
+
+    ``complete`` is written last: checks first, then the run directory's hashes, then the state.
+    A crash in between is finished by :func:`recover`, not repeated.
+    """
+    assert record.attempt is not None
+    cost = attempt_cost(record.attempt)
+    attempt = msgspec.structs.replace(
+        record.attempt, checks=outcome.checks, reason=outcome.reason, gpu_seconds=cost.gpu_s
+    )
+    record = msgspec.structs.replace(
+        with_attempt(record, attempt),
+        accepted=outcome.accepted,
+        drain_quarantined=outcome.drain_quarantined,
+    )
+    if outcome.reason:
+        record = store.transition(record, "failed", outcome.reason, fault=outcome.fault)
+        return put_aside(store, record, protocol_sha256)
+    store.save(record)
+    return _complete(store, record, protocol_sha256)
+
+
+def interrupt(store: Store, record: RunRecord, reason: str, protocol_sha256: str) -> RunRecord:
+    """End an attempt that was broken off; its folder is kept."""
+    assert record.attempt is not None
+    cost = attempt_cost(record.attempt)
+    fault: Fault = "interrupted"
+    record = store.transition(record, "interrupted", reason, fault=fault, gpu_seconds=cost.gpu_s)
+    return put_aside(store, record, protocol_sha256)
+
+
+def put_aside(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecord:
+    """Move a failed or broken-off attempt's folder away and record its hashes."""
+    assert record.attempt is not None
+    record = store.move_aside(record)
+    attempt = record.attempt
+    assert attempt is not None
+    if (store.folder / attempt.folder).is_dir():
+        if not record_path(store.folder, attempt.folder).exists():
+            record_folder(
+                store.folder,
+                attempt.folder,
+                attempt=attempt.number,
+                protocol_sha256=protocol_sha256,
+                wall_ns=store.wall_ns(),
+            )
+        store.crash_point(record.run, "attempt.recorded")
+    return record
+
+
+def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> list[RunRecord]:
+    """Bring every run that a dead controller left into order; its processes must be gone already.
+
+    An attempt whose seven checks were saved is completed; any other attempt under way becomes
+    ``interrupted`` and its folder is kept. Returns the records.
+    """
+    records = []
+    for record in store.runs():
+        attempt = record.attempt
+        if attempt is None or record.state == "complete":
+            records.append(record)
+            continue
+        if record.state in ACTIVE:
+            if _was_judged(attempt):
+                record = _completed_late(store, record, protocol_sha256, say)
+            else:
+                say(f"{record.run}: attempt {attempt.number} was broken off in {record.state}")
+                reason = f"the controller ended in {record.state}"
+                record = interrupt(store, record, reason, protocol_sha256)
+        else:
+            record = put_aside(store, record, protocol_sha256)
+        records.append(record)
+    return records
+
+
+def _was_judged(attempt: Attempt) -> bool:
+    return bool(attempt.checks) and not any(
+        gate.outcome in _BAD for gate in attempt.checks.values()
+    )
+
+
+def _completed_late(
+    store: Store, record: RunRecord, protocol_sha256: str, say: Callable[[str], None]
+) -> RunRecord:
+    try:
+        record = _complete(store, record, protocol_sha256)
+    except OpprofError as error:
+        say(f"{record.run}: passed its checks but cannot be completed: {error}")
+        return interrupt(store, record, str(error), protocol_sha256)
+    say(f"{record.run}: had passed its checks and is complete")
+    return record
+
+
+def _complete(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecord:
+    assert record.attempt is not None
+    store.crash_point(record.run, "judged")
+    record_run(
+        store.folder,
+        record.run,
+        attempt=record.attempt.number,
+        protocol_sha256=protocol_sha256,
+        wall_ns=store.wall_ns(),
+    )
+    store.crash_point(record.run, "hashed")
+    return store.transition(record, "complete")

@@ -1,0 +1,269 @@
+"""The campaign's folder: atomic state files, the lock, and the points at which a test may crash.
+
+Crash-first (A-P3-2): every state file is written to a temporary file in the same folder, flushed,
+renamed, and the folder is synced; what was there before stays readable until then. A record is
+what the controller believed last; what a run directory holds is judged anew on a resume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from opprof.artifacts.campaign import (
+    Attempt,
+    Campaign,
+    ControllerRecord,
+    Phase,
+    RunRecord,
+    Stop,
+    Transition,
+)
+from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
+from opprof.files import read_bytes, sync_folder, write_atomic
+
+CRASH_VARIABLE = "OPPROF_CRASH_AT"
+"""A test's hook: the controller kills itself (SIGKILL) at a crash point.
+
+``NAME`` is the first point of that name, ``NAME*N`` its N-th occurrence, ``#N`` the N-th point of
+the process whatever its name. Points are named ``<run>:<phase>.before`` and ``.after`` (around the
+write of a run's state), ``<run>:<place>`` (see :meth:`Store.crash_point`'s callers).
+"""
+FINAL_PHASES: frozenset[Phase] = frozenset({"complete", "failed", "interrupted"})
+_LIMIT_BYTES = 64 << 20
+
+T = TypeVar("T")
+
+
+class CrashPoints:
+    """Counts the crash points of a process and kills it at the one that was asked for."""
+
+    def __init__(self, wanted: str, die: Callable[[], None] | None = None) -> None:
+        self._die = die or _die
+        name, _, count = wanted.partition("*")
+        self._name = "" if wanted.startswith("#") else name
+        self._count = int(wanted[1:] if wanted.startswith("#") else count or 1) if wanted else 0
+        self._seen = 0
+
+    def reached(self, name: str) -> None:
+        """Die here when this is the point; else count it."""
+        if not self._count or self._name not in ("", name):
+            return
+        self._seen += 1
+        if self._seen == self._count:
+            self._die()
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Store:
+    """Reads and writes one campaign folder; only the controller that holds the lock writes."""
+
+    def __init__(self, folder: Path, *, wall_ns: Callable[[], int]) -> None:
+        self.folder = folder
+        self.wall_ns = wall_ns
+        self._crash = CrashPoints(os.environ.get(CRASH_VARIABLE, ""))
+
+    # ------------------------------------------------------------------ places
+
+    @property
+    def protocol(self) -> Path:
+        """The protocol in force."""
+        return self.folder / "protocol.toml"
+
+    @property
+    def log(self) -> Path:
+        """Where the detached controller's output goes."""
+        return self.folder / "controller.log"
+
+    @property
+    def commands(self) -> Path:
+        """Exact commands of the campaign itself; the only place of private paths."""
+        return self.folder / "commands.log"
+
+    def run_folder(self, run: str) -> Path:
+        """The run directory of the attempt in progress or of the complete run."""
+        return self.folder / "runs" / run
+
+    # --------------------------------------------------------- campaign, stop, controller
+
+    def campaign(self) -> Campaign:
+        """Return ``campaign.json``.
+
+        Raises:
+            InputError, SchemaError: the folder is no campaign.
+        """
+        path = self.folder / "campaign.json"
+        if not path.is_file():
+            raise InputError("is no campaign folder (it has no campaign.json)", path=self.folder)
+        return _read(path, Campaign)
+
+    def stop(self) -> Stop | None:
+        """Return ``stop.json``, or None while nothing stops the matrix."""
+        path = self.folder / "stop.json"
+        return _read(path, Stop) if path.is_file() else None
+
+    def write_stop(self, stop: Stop) -> None:
+        """Make the matrix stand still, or record its release."""
+        write_atomic(self.folder / "stop.json", pretty(stop))
+
+    def archive_stop(self) -> None:
+        """Move a released stop to ``stops/``: it stays on record and stops nothing any more."""
+        path, target = self.folder / "stop.json", self.folder / "stops"
+        target.mkdir(exist_ok=True)
+        number = len(list(target.iterdir())) + 1
+        path.rename(target / f"{number:03d}.json")
+        sync_folder(target)
+        sync_folder(self.folder)
+
+    def controller(self) -> ControllerRecord | None:
+        """Return ``controller.json``, or None before the first controller."""
+        path = self.folder / "controller.json"
+        return _read(path, ControllerRecord) if path.is_file() else None
+
+    def write_controller(self, record: ControllerRecord) -> None:
+        """Replace ``controller.json``."""
+        write_atomic(self.folder / "controller.json", pretty(record))
+
+    # ---------------------------------------------------------------------- run records
+
+    def runs(self) -> list[RunRecord]:
+        """Return every planned run, in the order of execution.
+
+        Raises:
+            SchemaError: a state file is damaged; none is ever written in place.
+        """
+        folder = self.folder / "state"
+        paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
+        return sorted((_read(path, RunRecord) for path in paths), key=lambda item: item.order)
+
+    def run(self, name: str) -> RunRecord:
+        """Return one run's record."""
+        path = self.folder / "state" / f"{name}.json"
+        if not path.is_file():
+            raise InputError(f"the campaign has no run {name}", path=self.folder)
+        return _read(path, RunRecord)
+
+    def save(self, record: RunRecord) -> None:
+        """Replace a run's state file; the record on disk is the old one or this one."""
+        self.crash_point(record.run, f"{record.state}.before")
+        write_atomic(self.folder / "state" / f"{record.run}.json", pretty(record))
+        self.crash_point(record.run, f"{record.state}.after")
+
+    def transition(
+        self, record: RunRecord, phase: Phase, reason: str = "", **changes: object
+    ) -> RunRecord:
+        """Save the run's last attempt in its next phase and return the record.
+
+        ``reason`` becomes the attempt's where the phase ends it. ``changes``: further fields of the
+        attempt.
+        """
+        attempt = _last(record)
+        step = Transition(phase=phase, wall_ns=self.wall_ns(), reason=reason)
+        if phase in FINAL_PHASES:
+            changes["reason"] = reason
+        attempt = msgspec.structs.replace(
+            attempt, phase=phase, transitions=[*attempt.transitions, step], **changes
+        )
+        record = with_attempt(record, attempt)
+        self.save(record)
+        return record
+
+    def move_aside(self, record: RunRecord) -> RunRecord:
+        """Move the last attempt's folder whole to ``attempts/`` and return the saved record.
+
+        Safe to repeat: a crash between the move and the state's write is finished by the next call.
+        """
+        attempt = _last(record)
+        relative = f"attempts/{record.run}.{attempt.number}"
+        source, target = self.folder / attempt.folder, self.folder / relative
+        if source != target and source.is_dir():
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                raise StateConflict("an attempt of that number was kept already", path=target)
+            source.rename(target)
+            sync_folder(target.parent)
+            sync_folder(source.parent)
+        self.crash_point(record.run, "moved")
+        record = with_attempt(record, msgspec.structs.replace(attempt, folder=relative))
+        self.save(record)
+        return record
+
+    def crash_point(self, run: str, place: str) -> None:
+        """The one place where a test makes the controller die (:data:`CRASH_VARIABLE`)."""
+        self._crash.reached(f"{run}:{place}")
+
+
+def with_attempt(record: RunRecord, attempt: Attempt) -> RunRecord:
+    """Return the record with its last attempt replaced and its state that attempt's phase."""
+    attempts = [*record.attempts[:-1], attempt]
+    return msgspec.structs.replace(record, attempts=attempts, state=attempt.phase)
+
+
+def _last(record: RunRecord) -> Attempt:
+    if record.attempt is None:
+        raise StateConflict(f"{record.run} has no attempt")
+    return record.attempt
+
+
+@contextmanager
+def campaign_lock(folder: Path) -> Iterator[None]:
+    """Own the campaign while the block runs; the kernel releases it with the process.
+
+    Raises:
+        StateConflict: another controller owns it.
+    """
+    descriptor = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = "a controller owns this campaign already (`opprof campaign status`)"
+            raise StateConflict(reason, path=folder) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a living controller owns the campaign."""
+    try:
+        with campaign_lock(folder):
+            return False
+    except StateConflict:
+        return True
+
+
+def lock_is_ours(folder: Path) -> bool:
+    """Tell whether the lock file is still the one that was opened: it may have been deleted."""
+    return (folder / "controller.lock").is_file()
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that an ordinary user may still write where the campaign lies."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot look: {error.strerror or error}", path=folder) from error
+
+
+def pretty(value: object) -> bytes:
+    """Encode a Struct as indented JSON with a final line end."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(read_bytes(path, limit_bytes=_LIMIT_BYTES), type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise SchemaError(f"does not fit its schema: {error}", path=path) from error

@@ -1,0 +1,134 @@
+"""What ``opprof campaign status`` prints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from opprof.artifacts.campaign import RunRecord, Stop
+from opprof.campaign.ledger import balance
+from opprof.campaign.ledger_file import NAME as LEDGER_NAME
+from opprof.campaign.ledger_file import read_ledger
+from opprof.campaign.store import Store
+from opprof.campaign.watch import controller_state
+from opprof.cli.options import print_json
+
+_WATCH_S = 1.0
+_NS = 1_000_000_000
+
+
+def show_status(folder: Path, *, watch: bool, as_json: bool) -> int:
+    """Print the status and return the exit code."""
+    store = Store(folder, wall_ns=time.time_ns)
+    store.campaign()
+    if watch and not as_json:
+        return _watch(store)
+    facts = _facts(store)
+    if as_json:
+        print_json(facts)
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(_renderable(store))
+    return _code(store)
+
+
+def _code(store: Store) -> int:
+    failed = any(record.state == "failed" for record in store.runs())
+    return int(store.stop() is not None or failed)
+
+
+def _watch(store: Store) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(_renderable(store), console=Console(highlight=False), auto_refresh=False) as live:
+        while controller_state(store.folder)[0] == "running":
+            time.sleep(_WATCH_S)
+            live.update(_renderable(store), refresh=True)
+        live.update(_renderable(store), refresh=True)
+    return _code(store)
+
+
+def _facts(store: Store) -> dict[str, Any]:
+    state, controller = controller_state(store.folder)
+    sums = balance(read_ledger(store.folder / LEDGER_NAME))
+    return {
+        "campaign": store.campaign(),
+        "controller": {"state": state, "record": controller},
+        "stop": store.stop(),
+        "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
+        "runs": [_run_facts(record) for record in store.runs()],
+    }
+
+
+def _run_facts(record: RunRecord) -> dict[str, Any]:
+    attempt = record.attempt
+    return {
+        "run": record.run,
+        "state": record.state,
+        "attempts": len(record.attempts),
+        "accepted": record.accepted,
+        "drain_quarantined": record.drain_quarantined,
+        "failed_checks": [] if attempt is None else _failed(record),
+        "reason": "" if attempt is None else attempt.reason,
+        "transitions": [] if attempt is None else msgspec.to_builtins(attempt.transitions),
+    }
+
+
+def _failed(record: RunRecord) -> list[str]:
+    attempt = record.attempt
+    checks = {} if attempt is None else attempt.checks
+    return [name for name, gate in checks.items() if gate.outcome == "fail"]
+
+
+def _renderable(store: Store) -> Any:
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+
+    campaign, records = store.campaign(), store.runs()
+    state, controller = controller_state(store.folder)
+    sums = balance(read_ledger(store.folder / LEDGER_NAME))
+    table = Table("run", "state", "attempt", "since", "failed checks", "reason")
+    for record in records:
+        attempt = record.attempt
+        since = "" if attempt is None else _ago(attempt.transitions[-1].wall_ns)
+        reason = "" if attempt is None else attempt.reason
+        flags = " quarantined" if record.drain_quarantined else ""
+        table.add_row(
+            record.run,
+            record.state + flags,
+            str(len(record.attempts) or ""),
+            since,
+            ", ".join(_failed(record)),
+            escape(reason),
+        )
+    label = " SIMULATED" if campaign.simulated else ""
+    complete = sum(record.state == "complete" for record in records)
+    pid = "" if controller is None else f" (pid {controller.process.pid})"
+    lines = [
+        f"{campaign.id}{label}: {complete} of {len(records)} runs complete; controller "
+        f"{state}{pid if state == 'running' else ''}",
+        f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved",
+    ]
+    return Group(*map(escape, lines), table, *_stop_lines(store.stop()))
+
+
+def _stop_lines(stop: Stop | None) -> list[str]:
+    from rich.markup import escape
+
+    if stop is None:
+        return []
+    text = f"STANDS STILL, condition {stop.condition} ({stop.name}): {stop.reason}"
+    return [escape(text), "look at it, then: opprof campaign resume CAMPAIGN --reviewed TEXT"]
+
+
+def _ago(wall_ns: int) -> str:
+    seconds = max(0, (time.time_ns() - wall_ns) // _NS)
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"

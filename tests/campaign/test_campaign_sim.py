@@ -1,0 +1,200 @@
+"""A small campaign on the embedded engine, end to end: detached, killed, resumed, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from campaign_small import small_manifests, small_protocol
+
+from opprof.campaign.processes import ProcessTable
+from opprof.campaign.store import CRASH_VARIABLE, Store, is_locked
+from opprof.campaign.watch import controller_state
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 240
+
+
+class Site:
+    """Protocol, manifests and the command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.protocol = small_protocol(folder / "small.toml")
+        self.private = small_manifests(folder / "private")
+        self.out = folder / "campaign"
+
+    def opprof(
+        self, *arguments: str, code: int = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "opprof", "campaign", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(env or {})},
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def start(self, *more: str, code: int = 0, env: dict[str, str] | None = None) -> str:
+        flags = ["start", str(self.protocol), "--out", str(self.out), "--engine", "sim"]
+        flags += ["--private", str(self.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
+        return self.opprof(*flags, "--time-scale", "0.03", *more, code=code, env=env).stdout
+
+    @property
+    def store(self) -> Store:
+        return Store(self.out, wall_ns=time.time_ns)
+
+    def wait_for(self, what: str, run: str, phase: str) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while self.store.run(run).state != phase:
+            assert time.monotonic() < give_up, f"{what}: {self.log()}"
+            time.sleep(0.02)
+
+    def wait_end(self) -> None:
+        give_up = time.monotonic() + PATIENCE_S
+        while is_locked(self.out):
+            assert time.monotonic() < give_up, self.log()
+            time.sleep(0.1)
+
+    def log(self) -> str:
+        return self.store.log.read_text()
+
+    def kill_controller(self) -> None:
+        record = self.store.controller()
+        assert record is not None
+        assert ProcessTable().send(record.process, signal.SIGKILL)
+        self.wait_end()
+
+    def left(self) -> list[Any]:
+        return ProcessTable().marked(self.store.campaign().id)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    if made.out.is_dir() and is_locked(made.out):
+        made.opprof("stop", "--now", str(made.out))
+
+
+def test_a_campaign_runs_detached_to_its_end(site: Site) -> None:
+    shown = site.start()
+    assert "controller started, pid" in shown
+    record = site.store.controller()
+    assert record is not None
+    assert record.session != os.getsid(0)
+    site.wait_end()
+    assert controller_state(site.out)[0] == "finished", site.log()
+    runs = site.store.runs()
+    assert [run.run for run in runs] == [
+        "P01-C00-saturation-burnin",
+        "P09-C00-saturation",
+        "P09-C00-moderate",
+        "P01-C00-saturation",
+        "P01-C00-moderate",
+    ]
+    for run in runs:
+        assert run.state == "complete"
+        assert run.accepted
+        assert run.attempt is not None
+        assert set(run.attempt.checks) >= {"client", "layer1", "layer2", "sanity", "command"}
+        assert all(gate.outcome != "fail" for gate in run.attempt.checks.values())
+        roles = [process.role for process in run.attempt.processes]
+        assert roles == ["server", "client", "analysis"][: len(roles)]
+        assert all(process.exit_status is not None for process in run.attempt.processes)
+        assert (site.out / "provenance" / "runs" / f"{run.run}.json").is_file()
+    assert site.left() == []
+    assert not (site.out / "attempts").exists()
+    private = str(site.private)
+    for path in site.out.rglob("*"):
+        if path.is_file() and path.name != "commands.log":
+            assert private.encode() not in path.read_bytes(), path
+    site.opprof("status", str(site.out))
+    facts = json.loads(site.opprof("status", "--json", str(site.out)).stdout)
+    assert facts["gpu_hours"]["reserved"] == 0
+    assert "P01-C00-moderate: complete" in site.opprof("logs", str(site.out)).stdout
+    assert "server" in site.opprof("logs", str(site.out), "P01-C00-moderate").stdout
+    site.start(code=2)
+
+
+def test_a_killed_controller_is_resumed(site: Site) -> None:
+    site.start("--only", "P01")
+    site.wait_for("burn-in", "P01-C00-saturation-burnin", "complete")
+    before = (site.out / "state" / "P01-C00-saturation-burnin.json").read_bytes()
+    site.wait_for("load", "P01-C00-saturation", "loading")
+    site.kill_controller()
+    assert controller_state(site.out)[0] == "dead"
+    assert site.left(), "server and client live on without their controller"
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    saturation = site.store.run("P01-C00-saturation")
+    assert [(a.number, a.phase, a.fault) for a in saturation.attempts] == [
+        (1, "interrupted", "interrupted"),
+        (2, "complete", ""),
+    ], site.log()
+    assert (site.out / "attempts" / "P01-C00-saturation.1" / "server.log").is_file()
+    assert site.store.run("P01-C00-moderate").state == "complete"
+    assert (site.out / "state" / "P01-C00-saturation-burnin.json").read_bytes() == before
+    assert site.left() == []
+    record = site.store.controller()
+    assert record is not None
+    assert record.resumed == 1
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "P01-C00-saturation-burnin:starting.after",
+        "P01-C00-saturation:server.recorded",
+        "P01-C00-saturation:draining.after",
+        "P01-C00-saturation:hashed",
+        "P01-C00-moderate:complete.before",
+    ],
+)
+def test_a_crash_point_is_resumed(site: Site, point: str) -> None:
+    site.start("--only", "P01", env={CRASH_VARIABLE: point})
+    site.wait_end()
+    assert controller_state(site.out)[0] == "dead"
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    runs = site.store.runs()
+    assert [run.state for run in runs] == ["complete"] * 3, site.log()
+    assert site.left() == []
+    late = point.endswith(("hashed", "complete.before"))
+    assert sum(len(run.attempts) for run in runs) == (3 if late else 4)
+
+
+def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
+    site.start("--only", "P01")
+    site.wait_for("load", "P01-C00-saturation", "loading")
+    assert "owns this" in site.opprof("resume", str(site.out), code=2).stderr
+    shown = site.opprof("stop", str(site.out)).stdout
+    assert "1 of 3 runs complete" in shown
+    assert site.left() == []
+    saturation = site.store.run("P01-C00-saturation")
+    assert saturation.state == "interrupted"
+    assert saturation.attempt is not None
+    assert all(process.exit_status is not None for process in saturation.attempt.processes)
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()
+
+
+def test_a_changed_manifest_is_refused(site: Site) -> None:
+    site.start("--only", "P01", env={CRASH_VARIABLE: "P01-C00-saturation-burnin:starting.after"})
+    site.wait_end()
+    manifest = site.private / "P01.jsonl"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"steady"', b'"burst:"', 1))
+    refused = site.opprof("resume", str(site.out), code=2)
+    assert "manifest of P01" in refused.stderr
+    assert site.store.run("P01-C00-saturation-burnin").state == "starting"
