@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from opprof.protocol.design import design
+from opprof.protocol.freeze import Approvals, freeze_protocol
 from opprof.protocol.load import parse_protocol
 from opprof.workload.materialize import materialize_synthetic
 from opprof.workload.parameters import build_spec
@@ -19,7 +20,6 @@ SEED = 20260712
 # Gates that would judge this machine or the shortened time are opened; every other one is kept.
 VALUES = {
     "id": '"small"',
-    "status": '"frozen"',
     "num_requests": "4096",
     "saturation_max_concurrency": "8",
     "warmup_completions_min": "1",
@@ -69,7 +69,8 @@ def small_protocol(path: Path, patterns: tuple[str, ...] = ("P01", "P09")) -> Pa
         lambda m: f"{m.group(1)} = {counted[m.group(1)]}" if m.group(1) in counted else m.group(0),
         "".join(rest),
     )
-    path.write_text(head + tail)
+    draft = parse_protocol((head + tail).encode(), source="small")
+    path.write_bytes(freeze_protocol(draft, Approvals(), date="2026-11-30"))
     return path
 
 

@@ -24,7 +24,7 @@ from opprof.code_hash import code_sha256
 from opprof.errors import InputError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
 from opprof.protocol import Protocol, load_protocol
-from opprof.protocol.check import check_protocol
+from opprof.protocol.freeze import require_frozen
 
 _PROTOCOL_LIMIT_BYTES = 4 << 20
 _ID_BYTES = 6
@@ -88,18 +88,13 @@ def frozen_protocol(path: Path) -> Protocol:
     """Return a sound, frozen protocol.
 
     Raises:
-        StateConflict: it is a draft.
+        StateConflict: it is a draft, was changed, or does not fit this installation.
         InputError: it is unsound.
     """
     protocol = load_protocol(path)
     if protocol is None:
         raise InputError("'none' is no protocol")
-    if problems := check_protocol(protocol.file):
-        raise InputError(f"unsound: {'; '.join(problems)}", path=path)
-    if protocol.file.status != "frozen":
-        raise StateConflict(
-            "is a draft: `opprof protocol freeze` it first, so that nothing can change", path=path
-        )
+    require_frozen(protocol)
     return protocol
 
 
