@@ -63,8 +63,8 @@ class BackgroundFact:
     """The target's, which names the round."""
     active_ns: tuple[int, int] | None
     """Admission from start to stop, CLOCK_MONOTONIC; None where nothing was recorded."""
-    failures: int
-    """Requests that failed while it was active."""
+    problem: str = ""
+    """Why its load cannot be relied on (not accepted, requests failed); empty where it can."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,8 @@ def _backgrounds(protocol: ProtocolFile, facts: RegimeFacts, load_point: LoadPoi
         slack.append(min(needed[0] - active[0], active[1] - needed[1]))
         if slack[-1] < 0:
             problems.append(f"{pattern} was not active throughout")
-        elif found[pattern].failures:
-            problems.append(f"{found[pattern].failures} requests of {pattern} failed")
+        elif found[pattern].problem:
+            problems.append(f"{pattern}: {found[pattern].problem}")
     problems += [f"{pattern} ran beside it" for pattern in sorted(found.keys() - set(wanted))]
     numbers: dict[str, Value] = {"backgrounds": len(found), "wanted": len(wanted)}
     numbers["margin_min_s"] = min(slack) / 1e9 if slack else None
