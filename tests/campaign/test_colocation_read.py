@@ -157,7 +157,7 @@ def test_two_regimes_on_disk_become_a_gate(tmp_path: Path) -> None:
     gate = gate_of(campaign, protocol(), ["solo", "eight"], PLACE, wall_ns=7)
     assert gate.outcome == "eight", gate.reason
     assert gate.regimes[0].ratio == pytest.approx(1.01)
-    assert [row.difference for row in gate.regimes[0].families][0] == pytest.approx(0.01)
+    assert gate.regimes[0].families[0].difference == pytest.approx(0.01)
     assert (gate.mapping_version, gate.mapping_sha256) == ("v2", SHA)
     # Two targets a regime (5 files with kernels), seven backgrounds a round of the second.
     assert len(gate.inputs) == 2 * 5 + 2 * 7 * 2
