@@ -18,6 +18,7 @@ def catalogue() -> dict[str, Any]:
         kernels,
         layer1,
         manifest,
+        pack,
         plan,
         provenance,
         rehearsal,
@@ -60,4 +61,5 @@ def catalogue() -> dict[str, Any]:
         "folder-provenance": provenance.FolderProvenance,
         "scan-report": scan.ScanReport,
         "verify-report": verification.VerifyReport,
+        "pack": pack.Pack,
     }

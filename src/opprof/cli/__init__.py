@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "protocol": ("opprof.cli.protocol:group", "Check, freeze, amend and show a protocol."),
     "scan": ("opprof.cli.scan:scan", "Look for private text in everything that would leave."),
     "verify": ("opprof.cli.verify:verify", "Recompute every hash that a campaign names."),
+    "pack": ("opprof.cli.pack:pack", "Pack a folder that verifies and scans clean."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
 

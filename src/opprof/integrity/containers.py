@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import errno
+import importlib
 import lzma
 import os
 import tarfile
@@ -24,6 +25,7 @@ INFLATED_LIMIT_BYTES = 16 << 30
 _READ = 1 << 16
 _PIECE = 1 << 20
 _SNIFF = 512
+_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _GZIP, _BZIP2, _XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
 _BOMS = {
@@ -97,7 +99,7 @@ def _streams(
     elif head[257:262] == b"ustar":
         yield from _tar(reader, inside, budget, depth)
     else:
-        if name.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst", ".zip")):
+        if name.endswith((*_SUFFIXES, ".tgz", ".zip")):
             yield Unlooked(inside, "is named like a compressed file and is none")
         encoding = next((code for mark, code in _BOMS.items() if head.startswith(mark)), None)
         yield Stream(inside, reader if encoding is None else _Decoded(reader, encoding))
@@ -111,6 +113,13 @@ def _decompressor(head: bytes) -> Callable[[], Any] | None:
         return lambda: isal_zlib.decompressobj(31)
     if head.startswith(_BZIP2):
         return bz2.BZ2Decompressor
+    if head.startswith(_ZSTD):
+        try:
+            # Python 3.14 brings it; before, such a file is told as one that cannot be opened.
+            kind: Callable[[], Any] = importlib.import_module("compression.zstd").ZstdDecompressor
+        except ImportError:
+            return None
+        return kind
     return lzma.LZMADecompressor if head.startswith(_XZ) else None
 
 
@@ -126,7 +135,7 @@ def _compressed(
     # A header may carry a name, a comment and extra fields.
     yield Stream(_join(inside, "(header)"), _Bytes(reader.peek(_SNIFF)))
     inflated = _Inflated(reader, opened, magic[:2], budget)
-    inner = name.rsplit(".", 1)[0] if name.endswith((".gz", ".bz2", ".xz")) else name
+    inner = name.rsplit(".", 1)[0] if name.endswith(_SUFFIXES) else name
     try:
         yield from _streams(_Peeked(inflated), inside, inner, budget, depth + 1)
         if inflated.left_over:
@@ -151,7 +160,8 @@ def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield from _streams(_Peeked(content), path, name, budget, depth + 1)
-        yield Stream(_join(inside, "(rest)"), Chained(reader.last, reader))
+        after = reader.last[-(reader.taken - archive.offset) :]
+        yield Stream(_join(inside, "(rest)"), Chained(after, reader))
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         yield Unlooked(inside, f"is a damaged or cut tar: {error}")
 
@@ -186,6 +196,8 @@ class _Peeked:
         self._reader, self._head = reader, b""
         self.last = b""
         """What was read last: a tar's reader takes more than the archive."""
+        self.taken = 0
+        """Bytes that were read so far."""
 
     def peek(self, size: int) -> bytes:
         while len(self._head) < size and (more := self._reader.read(size - len(self._head))):
@@ -194,8 +206,10 @@ class _Peeked:
 
     def read(self, size: int, /) -> bytes:
         part, self._head = self._head[:size], self._head[size:]
-        self.last = part or self._reader.read(size)
-        return self.last
+        part = part or self._reader.read(size)
+        self.taken += len(part)
+        self.last = part or self.last
+        return part
 
 
 class _Inflated:

@@ -39,6 +39,7 @@ _OWN_NAMES = frozenset(
         "decision.md",
         "comparison.json",
         "report.html",
+        "pack.json",
         FOLDER,
         *RECORDED,
     }
