@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot
+from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot, Stop
 from opprof.artifacts.common import Gate
 from opprof.artifacts.run import LoadPoint, Role
 
@@ -44,16 +44,14 @@ class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The server's words, ``${TRACE_TMP}`` and ``${PORT}`` still open."""
     model: str
     """As the server knows it."""
+    source_hashes: dict[str, str]
+    """What the attempt is made from, by name."""
+    expected_s: float
+    """How long the run is planned to take."""
+    unrepresentative_before: int
+    """Earlier complete attempts at this run whose profile windows were not representative."""
     redacted: dict[str, str]
     """Private path to the name that stands for it in every record but ``commands.log``."""
-
-
-class HardStop(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which of the protocol's ten conditions a run met."""
-
-    condition: int
-    name: str
-    reason: str
 
 
 class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,9 +66,11 @@ class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_seconds: float
     """From the server's launch until its GPUs were free again, times its GPUs."""
     signal_wall_ns: int | None
-    stops: list[HardStop] = []
-    clean_failures: int = 0
-    clean_requests: int = 0
+    stops: list[Stop] = []
+    """Hard-stop conditions that the attempt met."""
+    clean_failure: bool = False
+    """A request of the clean window failed."""
+    unrepresentative: bool = False
 
 
 @dataclass
@@ -82,12 +82,16 @@ class Facts:
     analysis_exit: int | None = None
     server_exit: int | None = None
     server_died: bool = False
+    server_failed: bool = False
+    """It never became healthy."""
     server_killed: bool = False
     port: int = 0
     launched_mono_ns: int | None = None
     freed_mono_ns: int | None = None
     signal_wall_ns: int | None = None
     leftovers: list[str] = field(default_factory=list)
+    contamination: str = ""
+    """What was seen on the GPUs that is not the campaign's; the load was broken off for it."""
     fault: str = ""
     """Why the attempt broke off; empty when every phase was reached."""
 

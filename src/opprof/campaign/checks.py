@@ -6,6 +6,8 @@ without profile windows has no Layer 2, a host without GPUs no GPU memory. Missi
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,12 +16,18 @@ import msgspec
 from opprof.artifacts.campaign import Campaign, CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
-from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
+from opprof.campaign.attempt import AttemptSpec, Facts, Outcome
 from opprof.campaign.client import profile_windows
+from opprof.campaign.facts import RunFacts, facts_of
+from opprof.campaign.gate_rules import fault_of
 from opprof.campaign.server import tail
+from opprof.campaign.stops import judge_run
 from opprof.errors import InputError
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
+
+CLEAN_FAILURE, UNREPRESENTATIVE = "clean_failure", "unrepresentative"
+"""Numbers of the gates ``client`` and ``layer2`` that the campaign counts over its runs."""
 
 T = TypeVar("T")
 
@@ -38,40 +46,83 @@ class _ClientSanity(msgspec.Struct):
     sanity: _Flags
 
 
-def outcome_of(spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path) -> Outcome:
-    """Judge a finished attempt by its files and by what was seen of its processes."""
+def outcome_of(
+    spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path, around: Sequence[Gate]
+) -> Outcome:
+    """Judge a finished attempt by its files and by what was seen of its processes.
+
+    ``around``: the gates of its surroundings, by the names of :mod:`opprof.campaign.gate_rules`.
+    """
     result = _read(folder / "client" / "result.json", Result)
+    own = [*around, _server_health(facts)]
+    told = _facts(spec, folder, own)
+    by_name = {gate.name: gate for gate in own}
     found: dict[CheckName, Gate] = {
-        "client": _client(facts, result, folder),
+        "client": _client(facts, result, folder, clean_failure=told.clean_failure),
         "layer1": _analysis_gates("layer1", spec, facts, folder / "analysis" / "layer1.json"),
-        "layer2": _layer2(spec, protocol, facts, folder),
+        "layer2": _layer2(spec, protocol, facts, folder, unrepresentative=told.unrepresentative),
         "sanity": _sanity(spec, facts, folder),
         "command": _command(spec, protocol, folder),
-        "gpu_memory": _gpu_memory(facts),
+        "clock_load": by_name["clock_load"],
+        "gpu_memory": by_name["gpu_memory"],
     }
+    further = [gate for gate in own if gate.outcome == "fail" and gate.name not in found]
     failed = [f"{name}: {gate.reason}" for name, gate in found.items() if gate.outcome == "fail"]
+    failed += [f"{gate.name}: {gate.reason}" for gate in further]
     reason = facts.fault or "; ".join(failed)
+    now = time.time_ns()
+    before = spec.unrepresentative_before
     return Outcome(
         checks=found,
         reason=reason,
-        fault=_fault(facts, found) if reason else "",
+        # What left no gate behind is machinery: an analysis that died, a log that is incomplete.
+        fault=fault_of(told.gates) or "infrastructure" if reason else "",
         accepted=None if result is None else result.accepted,
         drain_quarantined=None if result is None else result.drain_quarantined,
         gpu_seconds=_gpu_seconds(spec, facts),
         signal_wall_ns=facts.signal_wall_ns,
+        stops=judge_run(told, wall_ns=now, unrepresentative_before=before) if reason else [],
+        clean_failure=told.clean_failure,
+        unrepresentative=told.unrepresentative,
     )
 
 
-def _fault(facts: Facts, found: dict[CheckName, Gate]) -> Fault:
-    """Tell what may have the one exact rerun from what needs a reviewed amendment."""
-    if facts.fault or facts.server_died or facts.client_timed_out or facts.analysis_exit is None:
-        return "infrastructure"
-    failed = {name for name, gate in found.items() if gate.outcome == "fail"}
-    return "infrastructure" if failed <= {"layer2", "gpu_memory", "command"} else "semantic"
+def _facts(spec: AttemptSpec, folder: Path, own: Sequence[Gate]) -> RunFacts:
+    """Gather the run's facts; where the client left nothing, only what the controller saw."""
+    try:
+        return facts_of(folder, gates=own)
+    except InputError:
+        return RunFacts(
+            run=spec.run,
+            pattern=spec.pattern,
+            config=spec.config,
+            load_point=spec.load_point,
+            role=spec.role,
+            time_scale=spec.campaign.time_scale,
+            simulated=spec.campaign.simulated,
+            gates=list(own),
+            red_flags=[],
+            accepted=None,
+            drain_quarantined=None,
+            missing=["client/timeline.json"],
+        )
 
 
-def _client(facts: Facts, result: Result | None, folder: Path) -> Gate:
-    numbers: dict[str, Value] = {"exit_status": facts.client_exit}
+def _server_health(facts: Facts) -> Gate:
+    """The server came up and stayed until it was told to end."""
+    numbers: dict[str, Value] = {"exit_status": facts.server_exit, "killed": facts.server_killed}
+    if facts.server_died or facts.server_failed:
+        reason = facts.fault or f"the server ended by itself with {facts.server_exit}"
+        return Gate(name="server_health", outcome="fail", reason=reason, numbers=numbers)
+    reason = "ran until it was told to end"
+    return Gate(name="server_health", outcome="pass", reason=reason, numbers=numbers)
+
+
+def _client(facts: Facts, result: Result | None, folder: Path, *, clean_failure: bool) -> Gate:
+    numbers: dict[str, Value] = {
+        "exit_status": facts.client_exit,
+        CLEAN_FAILURE: clean_failure,
+    }
     if facts.fault:
         return _gate("client", False, facts.fault, numbers)
     if facts.client_timed_out:
@@ -119,10 +170,14 @@ def declared_gates(campaign: Campaign) -> frozenset[str]:
     return frozenset(names)
 
 
-def _layer2(spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path) -> Gate:
+def _layer2(
+    spec: AttemptSpec, protocol: Protocol, facts: Facts, folder: Path, *, unrepresentative: bool
+) -> Gate:
     if profile_windows(spec, protocol) == 0:
         return _absent("layer2", f"a {spec.role} {spec.load_point} run has no profile windows")
-    return _analysis_gates("layer2", spec, facts, folder / "analysis" / "kernels.json")
+    gate = _analysis_gates("layer2", spec, facts, folder / "analysis" / "kernels.json")
+    numbers = gate.numbers | {UNREPRESENTATIVE: unrepresentative}
+    return msgspec.structs.replace(gate, numbers=numbers)
 
 
 def _sanity(spec: AttemptSpec, facts: Facts, folder: Path) -> Gate:
@@ -160,11 +215,6 @@ def _command(spec: AttemptSpec, protocol: Protocol, folder: Path) -> Gate:
     if kinds.count("profile") != wanted:
         good, reason = False, f"{reason} ({wanted} expected)"
     return _gate("command", good, f"{spec.run}: {reason}", numbers)
-
-
-def _gpu_memory(facts: Facts) -> Gate:
-    numbers: dict[str, Value] = {"leftovers": len(facts.leftovers)}
-    return _absent("gpu_memory", "no GPU is known on this host", numbers)
 
 
 def _gpu_seconds(spec: AttemptSpec, facts: Facts) -> float:

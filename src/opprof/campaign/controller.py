@@ -10,26 +10,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
-from opprof.campaign import state
-from opprof.campaign.attempt import AttemptSpec, Halt, Outcome, RunExecutor
+from opprof.campaign import state, tally
+from opprof.campaign.attempt import AttemptSpec, Halt, RunExecutor
 from opprof.campaign.binding import Binding
-from opprof.campaign.costs import Pace
-from opprof.campaign.ledger import attempt_cost, charge_attempt, release, reserve
+from opprof.campaign.costs import Pace, run_cost
+from opprof.campaign.hosts import placed
+from opprof.campaign.ledger import attempt_cost, charge_attempt, over_budget, release, reserve
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.options import Options, Sources, options_of
 from opprof.campaign.server import served_model
 from opprof.campaign.state import StoreJournal
+from opprof.campaign.stops import NAMES, judge_matrix
 from opprof.campaign.store import Store, lock_is_ours
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
 from opprof.errors import EnvironmentFailure
+from opprof.host.ports import Host
 
-_BUDGET_CONDITION = 9
+BUDGET_CONDITION = 9
+EVERYBODYS_CONDITIONS = frozenset({1, 2, 8, 9})
+"""Hard stops that end the attempts under way: hashes, host, private text, disk and budget."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -52,6 +57,7 @@ class Controller:
         binding: Binding,
         sources: Sources,
         executor: RunExecutor,
+        host: Host,
         where: Where,
         ledger: Ledger,
         record: ControllerRecord,
@@ -62,8 +68,12 @@ class Controller:
         self._campaign: Campaign = store.campaign()
         self._options: Options = options_of(self._campaign)
         self._executor, self._where, self._ledger = executor, where, ledger
+        self._host = host
         self._record, self._say = record, say
+        self._pace = Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s)
         self._halt, self._ending = Halt(), Ending()
+        self._active: dict[str, StoreJournal] = {}
+        self._placed = placed(binding.protocol.file, self._options)
         self._lanes: list[asyncio.Task[None]] = []
 
     # -------------------------------------------------------------------------- life
@@ -114,6 +124,8 @@ class Controller:
                 self._ending.failure = "the lock file is gone: another controller could start"
                 self._cancel_lanes()
                 return
+            if (stop := self._over_budget()) is not None:
+                self._stop_matrix(stop)
             try:
                 self._beat("stopping" if self._ending.asked else "running")
             except EnvironmentFailure as error:
@@ -143,14 +155,16 @@ class Controller:
             step = next_wave(
                 self._store.runs(),
                 self._where,
-                self._binding.protocol.file,
+                self._placed,
                 self._ledger.balance,
-                Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s),
+                self._pace,
                 stop=self._store.stop(),
             )
             if isinstance(step, Done):
                 for run, reason in step.blocked.items():
                     self._say(f"{run} does not run: {reason}")
+                for stop in self._judge_matrix(finished=True)[:1]:
+                    self._stop_matrix(stop)
                 return
             if isinstance(step, Refusal):
                 self._refused(step)
@@ -161,8 +175,9 @@ class Controller:
         if step.kind == "stop":
             self._ending.stop = self._store.stop()
             return
-        condition = _BUDGET_CONDITION if step.kind == "budget" else 0
-        self._stop_matrix(condition, step.kind, step.reason, "", dict(step.numbers))
+        condition = BUDGET_CONDITION if step.kind == "budget" else 0
+        name = NAMES[condition] if condition else step.kind
+        self._stop_matrix(self._stop(condition, name, step.reason, step.numbers))
 
     async def _wave(self, wave: Wave) -> None:
         simulated, now = self._ledger.simulated, self._store.wall_ns()
@@ -209,26 +224,46 @@ class Controller:
         journal = StoreJournal(store, record)
         spec = self._spec(record, slot)
         self._say(f"{record.run}: attempt {spec.number} begins")
-        outcome: Outcome | None = None
+        self._active[record.run] = journal
         try:
             outcome = await self._executor.execute(spec, journal, self._halt)
+        except (asyncio.CancelledError, EnvironmentFailure) as error:
+            reason = str(error) or self._why()
+            self._end_attempt(state.interrupt(store, journal.record, reason, self._sha256))
+            raise
         finally:
-            record = journal.record
-            if outcome is None:
-                reason = self._ending.failure or "the controller was told to end"
-                record = state.interrupt(store, record, reason, binding.protocol.sha256)
-            else:
-                record = self._ended(record, outcome)
-            self._charge(record)
-            assert record.attempt is not None
-            words = record.state if not record.attempt.reason else f"{record.state}: "
-            self._say(f"{record.run}: {words}{record.attempt.reason}")
+            del self._active[record.run]
+        self._end_attempt(state.finish(store, journal.record, outcome, self._sha256))
+        for stop in [*outcome.stops, *self._judge_matrix(finished=False)][:1]:
+            self._stop_matrix(stop)
 
-    def _ended(self, record: RunRecord, outcome: Outcome) -> RunRecord:
-        record = state.finish(self._store, record, outcome, self._binding.protocol.sha256)
-        for found in outcome.stops[:1]:
-            self._stop_matrix(found.condition, found.name, found.reason, record.run)
-        return record
+    def _end_attempt(self, record: RunRecord) -> None:
+        attempt = record.attempt
+        assert attempt is not None and attempt.slot is not None
+        self._ledger.append(
+            charge_attempt(
+                record,
+                attempt,
+                attempt_cost(attempt),
+                wall_ns=self._store.wall_ns(),
+                simulated=self._ledger.simulated,
+            )
+        )
+        self._release(record.run, attempt.slot.wave)
+        words = record.state if not attempt.reason else f"{record.state}: "
+        self._say(f"{record.run}: {words}{attempt.reason}")
+
+    @property
+    def _sha256(self) -> str:
+        return self._binding.protocol.sha256
+
+    def _why(self) -> str:
+        ending = self._ending
+        if ending.failure:
+            return ending.failure
+        if ending.stop is not None:
+            return f"hard stop {ending.stop.condition}: {ending.stop.reason}"
+        return "the controller was told to end"
 
     def _slot(self, slot: Slot) -> Slot:
         cpus = slot.cpus if self._options.bind_cpus else ""
@@ -261,37 +296,70 @@ class Controller:
             saturation=saturation,
             launch=list(launch.words),
             model=served_model(launch),
+            source_hashes=dict(record.attempt.source_hashes),
+            expected_s=run_cost(self._binding.protocol.file, record, self._pace).expected_s,
+            unrepresentative_before=tally.unrepresentative_before(record),
             redacted=self._sources.names(),
         )
 
-    def _charge(self, record: RunRecord) -> None:
-        attempt = record.attempt
-        assert attempt is not None and attempt.slot is not None
-        now, simulated = self._store.wall_ns(), self._ledger.simulated
-        cost = attempt_cost(attempt)
-        self._ledger.append(charge_attempt(record, attempt, cost, wall_ns=now, simulated=simulated))
-        self._release(record.run, attempt.slot.wave)
+    # --------------------------------------------------------------------------- stops
 
-    def _stop_matrix(
-        self,
-        condition: int,
-        name: str,
-        reason: str,
-        run: str,
-        numbers: dict[str, float | int | str] | None = None,
-    ) -> None:
-        """Write ``stop.json``; nothing is launched until somebody has looked."""
-        if self._ending.stop is not None:
-            return
-        stop = Stop(
+    def _judge_matrix(self, *, finished: bool) -> list[Stop]:
+        """Look at shares, disk and budget over the whole campaign."""
+        file = self._binding.protocol.file
+        facts = tally.matrix_facts(
+            self._store.runs(),
+            finished=finished,
+            host=self._host,
+            folder=self._store.folder,
+            private=self._sources.private,
+            gpu_seconds=self._spent_gpu_s(),
+        )
+        return judge_matrix(facts, file.gates, file.budget, wall_ns=self._store.wall_ns())
+
+    def _spent_gpu_s(self) -> float:
+        return self._ledger.balance.consumed_ns / 1e9 + self._running_gpu_s()
+
+    def _running_gpu_s(self) -> float:
+        now = self._store.wall_ns()
+        attempts = [journal.record.attempt for journal in self._active.values()]
+        return sum(
+            attempt_cost(attempt, until_wall_ns=now).gpu_s for attempt in attempts if attempt
+        )
+
+    def _over_budget(self) -> Stop | None:
+        """Attempts under way may overrun what was reserved for them, but never the cap."""
+        budget = self._binding.protocol.file.budget
+        if not self._active or self._ending.stop is not None:
+            return None
+        if not over_budget(self._ledger.balance, self._running_gpu_s(), budget):
+            return None
+        reason = f"{self._spent_gpu_s() / 3600:.3f} GPU hours, cap {budget.gpu_hours_max:g}"
+        return self._stop(BUDGET_CONDITION, NAMES[BUDGET_CONDITION], reason)
+
+    def _stop(
+        self, condition: int, name: str, reason: str, numbers: Mapping[str, object] | None = None
+    ) -> Stop:
+        return Stop(
             schema=1,
             condition=condition,
             name=name,
             reason=reason,
-            run=run,
+            run="",
             wall_ns=self._store.wall_ns(),
             numbers=dict(numbers or {}),
         )
+
+    def _stop_matrix(self, stop: Stop) -> None:
+        """Write ``stop.json``: nothing is launched until somebody has looked.
+
+        What speaks against the host or the whole campaign ends the attempts under way too; what
+        speaks against one run lets the others finish, whose GPU time is spent already.
+        """
+        if self._ending.stop is not None:
+            return
         self._store.write_stop(stop)
         self._ending.stop = stop
-        self._say(f"hard stop {condition} ({name}): {reason}")
+        self._say(f"hard stop {stop.condition} ({stop.name}): {stop.reason}")
+        if stop.condition in EVERYBODYS_CONDITIONS:
+            self._cancel_lanes()

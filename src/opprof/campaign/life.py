@@ -12,20 +12,19 @@ from pathlib import Path
 import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord
-from opprof.artifacts.environment import GpuDevice, Topology
 from opprof.campaign import state
 from opprof.campaign.binding import Binding, bind
 from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import report_ready
 from opprof.campaign.executors.local import LocalExecutor
+from opprof.campaign.hosts import open_host, where_of
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
-from opprof.campaign.options import Options, Sources, options_of
+from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.store import Store, campaign_lock
-from opprof.campaign.waves import Where
 from opprof.errors import OpprofError, StateConflict
 
 DONE, FAILED, STOPPED = 0, 1, 130
@@ -83,7 +82,8 @@ async def _run(
     life: Life, store: Store, campaign: Campaign, binding: Binding, record: ControllerRecord
 ) -> int:
     options = options_of(campaign)
-    executor = LocalExecutor(ProcessTable(), grace_s=options.limits.grace_s)
+    host = open_host(options, campaign.engine, campaign.id)
+    executor = LocalExecutor(ProcessTable(), host, grace_s=options.limits.grace_s)
     for line in await executor.clean_up(campaign.id):
         say(line)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
@@ -96,7 +96,8 @@ async def _run(
         binding,
         life.sources,
         executor,
-        where_of(options),
+        host,
+        where_of(campaign, options, binding.protocol.file, host.topology()),
         ledger,
         record,
         say=say,
@@ -119,14 +120,6 @@ def _verdict(store: Store, ending: Ending) -> tuple[int, str]:
     if ending.asked:
         return STOPPED, f"{count}; told to end, `opprof campaign resume` goes on"
     return (DONE if complete == len(records) else FAILED), count
-
-
-def where_of(options: Options) -> Where:
-    """Return what may be used of this host."""
-    gpus = [GpuDevice(index, "", "none", 0, None) for index in options.gpus or [0]]
-    host = Topology(host="localhost", kind="cpu", boot_id="", gpus=gpus, numa_nodes=[], cpus="")
-    width = 1 if options.serial else len(gpus)
-    return Where((host,), {"localhost": width}, options.base_port or 1)
 
 
 def say(text: str) -> None:

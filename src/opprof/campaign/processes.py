@@ -10,6 +10,7 @@ run and the attempt in its environment, by which descendants that left the proce
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -202,32 +203,36 @@ async def spawn(
         EnvironmentFailure: it cannot be started, or the CPUs do not exist.
     """
     reader, writer = os.pipe()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh",
-            *("-c", _GATE, "opprof-child", *command),
-            stdin=reader,
-            stdout=log,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(environment),
-            cwd=cwd,
-            start_new_session=True,
-        )
-    except OSError as error:
-        os.close(writer)
-        raise EnvironmentFailure(f"cannot start {command[0]}: {error.strerror or error}") from error
-    finally:
-        os.close(reader)
-    seen = table.look(process.pid)
-    try:
-        if seen is None:
-            raise EnvironmentFailure(f"{command[0]} was ended before it began")
-        if cpus:
-            os.sched_setaffinity(process.pid, cpus)
-    except (OSError, EnvironmentFailure) as error:
-        os.close(writer)
-        await process.wait()
-        raise EnvironmentFailure(f"cannot bind {command[0]} to CPUs: {error}") from error
+    with contextlib.ExitStack() as stack:
+        # Whatever goes wrong from here on, the gate closes and the child ends by itself.
+        stack.callback(os.close, writer)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                *("-c", _GATE, "opprof-child", *command),
+                stdin=reader,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(environment),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = f"cannot start {command[0]}: {error.strerror or error}"
+            raise EnvironmentFailure(reason) from error
+        finally:
+            os.close(reader)
+        seen = table.look(process.pid)
+        try:
+            if seen is None:
+                raise EnvironmentFailure(f"{command[0]} was ended before it began")
+            if cpus:
+                os.sched_setaffinity(process.pid, cpus)
+        except (OSError, EnvironmentFailure) as error:
+            stack.close()
+            await process.wait()
+            raise EnvironmentFailure(f"cannot bind {command[0]} to CPUs: {error}") from error
+        stack.pop_all()
     record = ProcessRecord(
         role=role,
         host=socket.gethostname(),

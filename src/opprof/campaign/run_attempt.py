@@ -27,6 +27,7 @@ from opprof.campaign import checks
 from opprof.campaign.attempt import AttemptSpec, Facts, Halt, Journal, Outcome
 from opprof.campaign.client import client_command, client_deadline_s
 from opprof.campaign.commands import CommandLog
+from opprof.campaign.hosts import open_host
 from opprof.campaign.options import Options, options_of, own_environment
 from opprof.campaign.places import visible_devices
 from opprof.campaign.processes import (
@@ -39,8 +40,10 @@ from opprof.campaign.processes import (
     spawn,
 )
 from opprof.campaign.server import HOST, Launch, free_port, server_environment, wait_healthy
+from opprof.campaign.surroundings import Surroundings
 from opprof.errors import EnvironmentFailure
 from opprof.host.cpus import parse_cpus
+from opprof.host.ports import Host
 from opprof.protocol import load_protocol
 
 Role = Literal["server", "client", "analysis"]
@@ -55,6 +58,7 @@ class Attempt:
         journal: Journal,
         halt: Halt,
         table: ProcessTable,
+        host: Host,
         *,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -69,6 +73,9 @@ class Attempt:
         self._commands = CommandLog(self._folder / "commands.log", wall_ns)
         self._children: list[Child] = []
         self._server: Child | None = None
+        self._around = Surroundings(host, spec, self._options.limits)
+        self._place_failure: EnvironmentFailure | None = None
+        """The controller's disk failed while processes were being ended."""
 
     async def run(self) -> Outcome:
         """Make the run directory, run, clean up, check.
@@ -80,12 +87,17 @@ class Attempt:
         self._make_folder()
         try:
             try:
-                await self._serve_and_load()
-            finally:
-                await _to_the_end(self._end_everything())
-        except EnvironmentFailure as error:
-            self._facts.fault = str(error)
-        return await self._judge()
+                try:
+                    await self._serve_and_load()
+                finally:
+                    await _to_the_end(self._end_everything())
+            except EnvironmentFailure as error:
+                self._facts.fault = str(error)
+            if self._place_failure is not None:
+                raise self._place_failure
+            return await self._judge()
+        finally:
+            await _to_the_end(self._end_helpers())
 
     # ------------------------------------------------------------------ the phases
 
@@ -101,6 +113,9 @@ class Attempt:
     async def _serve_and_load(self) -> None:
         spec, facts, options = self._spec, self._facts, self._options
         facts.port = free_port(spec.slot.port)
+        await self._around.look("idle")
+        if (idle := self._around.idle()).outcome == "fail":
+            raise EnvironmentFailure(f"GPU not idle: {idle.reason}")
         launch = Launch(tuple(spec.launch), options.engine_environment)
         environment = server_environment(
             launch,
@@ -114,9 +129,13 @@ class Attempt:
         facts.launched_mono_ns = time.monotonic_ns()
         with _open_log(server_log) as log:
             self._server = await self._start("server", command, environment, log)
+        facts.server_failed = True
         await wait_healthy(self._server, facts.port, options, server_log)
+        facts.server_failed = False
         await self._journal.phase("serving")
+        await self._around.look("before")
         await self._load(self._server)
+        await self._around.look("after")
 
     async def _load(self, server: Child) -> None:
         spec, facts = self._spec, self._facts
@@ -128,26 +147,28 @@ class Attempt:
             client = await self._start("client", command, environment, log)
         waiting = asyncio.ensure_future(client.wait(deadline_s))
         dying = asyncio.ensure_future(server.process.wait())
+        watching = asyncio.ensure_future(self._around.watch())
         try:
-            await asyncio.wait({waiting, dying}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting, dying, watching}, return_when=asyncio.FIRST_COMPLETED)
             facts.server_died = dying.done() and not waiting.done()
+            if watching.done() and not waiting.done():
+                facts.contamination = watching.result()
+                self._table.send(client.record, signal.SIGINT)
             # A client whose server is gone says so itself, within its own time-outs.
             facts.client_exit = await waiting
         finally:
-            waiting.cancel()
-            dying.cancel()
+            for each in (waiting, dying, watching):
+                each.cancel()
         facts.client_timed_out = facts.client_exit is None
         self._commands.add_profile_calls(self._folder, f"http://{HOST}:{facts.port}")
 
     async def _end_everything(self) -> None:
         """Client, then server by its own drain, then whatever is left; all of it bounded."""
         limits, facts = self._options.limits, self._facts
-        for child in self._children:
-            if child is not self._server:
-                await self._end(child, signal.SIGINT, limits.grace_s)
+        await self._end_helpers()
         if self._server is not None:
             await self._drain(self._server)
-            await self._journal.phase("cleaning")
+            await self._tell(self._journal.phase("cleaning"))
             met = await end_marked(
                 self._table,
                 self._spec.campaign.id,
@@ -155,6 +176,8 @@ class Attempt:
                 grace_s=0.0 if self._halt.now else limits.grace_s,
             )
             facts.leftovers = [f"pid {seen.pid}" for seen in met]
+            await self._around.memory_back()
+            await self._around.look("cleanup")
             facts.freed_mono_ns = time.monotonic_ns()
 
     async def _drain(self, server: Child) -> None:
@@ -162,8 +185,8 @@ class Attempt:
         limits, facts = self._options.limits, self._facts
         if server.process.returncode is None:
             facts.signal_wall_ns = self._wall_ns()
-            await self._journal.signalled(facts.signal_wall_ns)
-            await self._journal.phase("draining")
+            await self._tell(self._journal.signalled(facts.signal_wall_ns))
+            await self._tell(self._journal.phase("draining"))
             patience = 0.0 if self._halt.now else limits.shutdown_timeout_s + limits.exit_s
             await self._end(server, signal.SIGTERM, patience)
             facts.server_killed = server.process.returncode == -signal.SIGKILL
@@ -172,11 +195,27 @@ class Attempt:
             await self._note_end(server)
         facts.server_exit = server.process.returncode
 
+    async def _end_helpers(self) -> None:
+        """End client and analysis, where they still run."""
+        for child in self._children:
+            if child is not self._server:
+                await self._end(child, signal.SIGINT, self._options.limits.grace_s)
+
+    async def _tell(self, report: Coroutine[object, object, None]) -> None:
+        """Report, but let a full disk hold up no ending of processes."""
+        try:
+            await report
+        except EnvironmentFailure as error:
+            self._place_failure = self._place_failure or error
+
     async def _judge(self) -> Outcome:
         await self._journal.phase("checking", self._facts.fault)
+        self._around.write(self._folder / "environment.json", self._protocol, self._facts, more={})
         if not self._facts.fault and self._spec.role != "burnin":
             await self._analyse()
-        return checks.outcome_of(self._spec, self._protocol, self._facts, self._folder)
+        return checks.outcome_of(
+            self._spec, self._protocol, self._facts, self._folder, self._around.gates()
+        )
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec
@@ -237,7 +276,7 @@ class Attempt:
         child.record = msgspec.structs.replace(
             child.record, ended_wall_ns=self._wall_ns(), exit_status=child.process.returncode
         )
-        await self._journal.ended(child.record)
+        await self._tell(self._journal.ended(child.record))
 
     def _marks(self, role: Role) -> dict[str, str]:
         spec = self._spec
@@ -285,5 +324,7 @@ def _open_log(path: Path) -> BinaryIO:
 
 
 async def run_attempt(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
-    """Run one attempt on this host (see :class:`Attempt`)."""
-    return await Attempt(spec, journal, halt, ProcessTable()).run()
+    """Run one attempt on the host of this process (see :class:`Attempt`)."""
+    campaign = spec.campaign
+    host = open_host(options_of(campaign), campaign.engine, campaign.id)
+    return await Attempt(spec, journal, halt, ProcessTable(), host).run()

@@ -5,18 +5,19 @@ from __future__ import annotations
 from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
 from opprof.campaign.processes import ProcessTable, end_marked
 from opprof.campaign.run_attempt import Attempt
+from opprof.host.ports import Host
 
 
 class LocalExecutor:
     """The default: servers and clients are children of the controller."""
 
-    def __init__(self, table: ProcessTable, *, grace_s: float) -> None:
-        self._table = table
+    def __init__(self, table: ProcessTable, host: Host, *, grace_s: float) -> None:
+        self._table, self._host = table, host
         self._grace_s = grace_s
 
     async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
         """Run the attempt to its end."""
-        return await Attempt(spec, journal, halt, self._table).run()
+        return await Attempt(spec, journal, halt, self._table, self._host).run()
 
     async def clean_up(self, campaign: str) -> list[str]:
         """End what an earlier controller left behind."""

@@ -1,0 +1,296 @@
+"""What is looked at around one attempt, the gates over it, and ``environment.json``.
+
+::
+
+    idle ── server starts ── before ── client (samples) ── after ── server ends ── cleanup
+
+Source: protocol, "Compile warm-up and execution order", A-P3-1 (load average and clock snapshot
+before and after the measured interval), hard stop 2. Throttle reasons and clocks are recorded; the
+protocol has no threshold for them, so they are shown and judge nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from opprof._version import __version__
+from opprof.artifacts.common import Gate, Outcome, Value
+from opprof.artifacts.engine import EngineReport
+from opprof.artifacts.environment import (
+    Environment,
+    GpuProcess,
+    Snapshot,
+    Topology,
+    Versions,
+)
+from opprof.campaign.attempt import AttemptSpec, Facts
+from opprof.campaign.hosts import known_gpus
+from opprof.campaign.options import Limits
+from opprof.errors import InputError
+from opprof.files import read_bytes, sha256_bytes, write_atomic
+from opprof.host.ports import Host
+from opprof.protocol import Protocol
+
+Moment = Literal["idle", "before", "sample", "after", "cleanup"]
+_NO_GPU = "no GPU is known on this host"
+T = TypeVar("T")
+
+
+class Surroundings:
+    """The looks of one attempt."""
+
+    def __init__(self, host: Host, spec: AttemptSpec, limits: Limits) -> None:
+        self._host, self._spec, self._limits = host, spec, limits
+        self._gpus = known_gpus(host, spec.slot)
+        self.looks: dict[Moment, Snapshot] = {}
+        self.samples: list[Snapshot] = []
+        self.memory_left: list[int] | None = None
+
+    async def look(self, moment: Moment) -> Snapshot:
+        """Take and keep a snapshot; it does not hold up the event loop."""
+        label = f"{self._spec.run}/{self._spec.number}/{moment}"
+        snapshot = await asyncio.to_thread(self._host.snapshot, self._gpus, label)
+        if moment == "sample":
+            self.samples.append(snapshot)
+        else:
+            self.looks[moment] = snapshot
+        return snapshot
+
+    async def watch(self) -> str:
+        """Look again and again while the load runs; return what does not belong here."""
+        while True:
+            await asyncio.sleep(self._limits.sample_s)
+            label = f"{self._spec.run}/{self._spec.number}/sample"
+            found = await asyncio.to_thread(self._host.gpu_processes, self._gpus, label)
+            if strange := foreign(found):
+                await self.look("sample")
+                return _names(strange)
+
+    async def memory_back(self) -> None:
+        """Wait until the GPUs hold no more memory than before the server, within the limit."""
+        idle = self.looks.get("idle")
+        if not self._gpus or idle is None:
+            return
+        allowed = [_allowed(state.memory_used_bytes, self._limits) for state in idle.gpus]
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._limits.memory_s
+        label = f"{self._spec.run}/{self._spec.number}/cleanup"
+        while True:
+            used = await asyncio.to_thread(self._host.gpu_memory_used, self._gpus, label)
+            self.memory_left = used
+            if all(left <= limit for left, limit in zip(used, allowed, strict=True)):
+                return
+            if loop.time() > give_up:
+                return
+            await asyncio.sleep(self._limits.look_s)
+
+    # ------------------------------------------------------------------------- gates
+
+    def gates(self) -> list[Gate]:
+        """Judge what was seen (names as :mod:`opprof.campaign.gate_rules` knows them)."""
+        return [self.idle(), self._contamination(), self.memory(), self.clock_load()]
+
+    def idle(self) -> Gate:
+        """Nothing ran on the selected GPUs before the server was started."""
+        look = self.looks.get("idle")
+        if look is None:
+            return _gate("gpu_idle", "fail", "nobody looked before the launch")
+        if not self._gpus:
+            return _gate("gpu_idle", "not_evaluable", _NO_GPU)
+        numbers: dict[str, Value] = {
+            "processes": len(look.processes),
+            "memory_bytes": [state.memory_used_bytes for state in look.gpus],
+        }
+        if look.processes:
+            return _gate("gpu_idle", "fail", f"not idle: {_names(look.processes)}", numbers)
+        used = [state for state in look.gpus if (state.memory_used_bytes or 0) > self._floor]
+        if used:
+            reason = f"GPU {used[0].index} holds {used[0].memory_used_bytes} bytes"
+            return _gate("gpu_idle", "fail", reason, numbers)
+        return _gate("gpu_idle", "pass", "no process, no memory in use", numbers)
+
+    def _contamination(self) -> Gate:
+        if not self._gpus:
+            return _gate("gpu_contamination", "not_evaluable", _NO_GPU)
+        looks = [*self.looks.values(), *self.samples]
+        strange = {p.pid: p for look in looks for p in foreign(look.processes)}
+        numbers: dict[str, Value] = {"looks": len(looks), "foreign_processes": len(strange)}
+        if strange:
+            return _gate("gpu_contamination", "fail", _names(strange.values()), numbers)
+        return _gate("gpu_contamination", "pass", "nobody else was seen on the GPUs", numbers)
+
+    def memory(self) -> Gate:
+        """GPU memory is back where it was before the server (A-P3-2)."""
+        if not self._gpus:
+            return _gate("gpu_memory", "not_evaluable", _NO_GPU)
+        idle = self.looks.get("idle")
+        if idle is None or self.memory_left is None:
+            return _gate("gpu_memory", "fail", "nobody looked after the server's end")
+        before = [state.memory_used_bytes for state in idle.gpus]
+        numbers: dict[str, Value] = {"before": list(before), "after": list(self.memory_left)}
+        for index, used, start in zip(self._gpus, self.memory_left, before, strict=True):
+            if used > _allowed(start, self._limits):
+                return _gate("gpu_memory", "fail", f"GPU {index} still holds {used} bytes", numbers)
+        return _gate("gpu_memory", "pass", "back at its value before the server", numbers)
+
+    def clock_load(self) -> Gate:
+        """Host load and full clock snapshots stand before and after the measured interval."""
+        before, after = self.looks.get("before"), self.looks.get("after")
+        missing = [name for name, look in (("before", before), ("after", after)) if look is None]
+        if missing or before is None or after is None:
+            return _gate("clock_load", "fail", f"no snapshot {' and '.join(missing)} the load")
+        looks = [before, *self.samples, after]
+        strange = {p.pid for look in looks for p in foreign(look.processes)}
+        throttled = {r for look in looks for s in look.gpus for r in s.throttle_reasons or []}
+        numbers: dict[str, Value] = {
+            "load_1m": [before.host.load_1m, after.host.load_1m],
+            "sm_clock_mhz": [state.sm_clock_mhz for state in (*before.gpus, *after.gpus)],
+            "throttle_reasons": [*sorted(throttled)],
+            "foreign_processes": len(strange),
+        }
+        blind = [s.index for look in (before, after) for s in look.gpus if s.sm_clock_mhz is None]
+        if blind:
+            return _gate("clock_load", "fail", f"GPU {blind[0]} tells no clock", numbers)
+        if strange:
+            return _gate("clock_load", "fail", f"{len(strange)} foreign processes", numbers)
+        return _gate("clock_load", "pass", "clocks and load stand before and after", numbers)
+
+    @property
+    def _floor(self) -> int:
+        return self._limits.idle_gpu_bytes_max
+
+    # ------------------------------------------------------------------ environment.json
+
+    def write(self, path: Path, protocol: Protocol, facts: Facts, more: Mapping[str, Any]) -> None:
+        """Write ``environment.json``; ``more`` are fields that others found out."""
+        spec, slot = self._spec, self._spec.slot
+        report = engine_report(path.parent)
+        missing: dict[str, str] = {}
+        found = Environment(
+            schema=1,
+            run=spec.run,
+            attempt=spec.number,
+            topology=self._topology(),
+            gpus=list(slot.gpus),
+            gpu_uuids=list(slot.gpu_uuids),
+            cpus=slot.cpus,
+            versions=self._versions(report, missing),
+            hashes=_hashes(spec, path.parent, report),
+            hooked={} if report is None else report.provenance.hooked,
+            expected_seconds=spec.expected_s,
+            before=self.looks.get("before"),
+            after=self.looks.get("after"),
+            samples=[
+                *(look for name, look in self.looks.items() if name in ("idle", "cleanup")),
+                *self.samples,
+            ],
+            engine_config_sha256=_hash_or_none(path.parent / "opprof" / "engine-config.json"),
+            compile_cache_key=_first(w.compile_cache_key for w in report.workers)
+            if report is not None
+            else None,
+            moe_backend=_first(name for w in report.workers for name in w.moe_backends)
+            if report is not None
+            else None,
+            attention_backend=_first(name for w in report.workers for name in w.attention_backends)
+            if report is not None
+            else None,
+            seeds={
+                "workload": protocol.file.seeds.workload,
+                "execution_order": protocol.file.seeds.execution_order,
+                "statistics": protocol.file.seeds.statistics,
+            },
+            signal_wall_ns=facts.signal_wall_ns,
+            simulated=spec.campaign.simulated,
+            not_available=missing,
+        )
+        found = msgspec.structs.replace(found, **more)
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+    def _topology(self) -> Topology:
+        return self._host.topology()
+
+    def _versions(self, report: EngineReport | None, missing: dict[str, str]) -> Versions:
+        import platform
+
+        driver, cuda = self._host.driver()
+        for name in ("cuda_runtime", "nccl"):
+            missing[f"versions.{name}"] = "the engine's report does not hold it"
+        if driver is None:
+            missing["versions.driver"] = _NO_GPU
+        origin = None if report is None else report.provenance
+        if origin is None:
+            missing["versions.vllm"] = "the engine left no engine-config.json"
+        return Versions(
+            opprof=__version__,
+            python=(origin and origin.python) or platform.python_version(),
+            msgspec=msgspec.__version__,
+            vllm=None if origin is None else origin.engine_version,
+            torch=None if origin is None else origin.torch,
+            cuda_runtime=None,
+            cuda_driver=cuda,
+            driver=driver,
+            nccl=None,
+            kernel=platform.release(),
+        )
+
+
+def foreign(processes: Iterable[GpuProcess]) -> list[GpuProcess]:
+    """Return the processes that are not the campaign's.
+
+    In a container the driver shows processes by pids that cannot be looked up, the campaign's own
+    included: one such process a GPU is its worker, a second one is somebody else.
+    """
+    found, hidden = [], set()
+    for process in processes:
+        if process.owner == "unknown" and process.gpu not in hidden:
+            hidden.add(process.gpu)
+        elif process.owner != "campaign":
+            found.append(process)
+    return found
+
+
+def engine_report(run: Path) -> EngineReport | None:
+    """Return what the engine said of itself; None where it said nothing that can be read."""
+    try:
+        data = read_bytes(run / "opprof" / "engine-config.json")
+        return msgspec.json.decode(data, type=EngineReport)
+    except (InputError, msgspec.MsgspecError):
+        return None
+
+
+def _hashes(spec: AttemptSpec, run: Path, report: EngineReport | None) -> dict[str, str]:
+    found = dict(spec.source_hashes)
+    if report is not None:
+        found["plugin"] = report.provenance.plugin_sha256
+    commands = _hash_or_none(run / "commands.log")
+    return found if commands is None else found | {"commands": commands}
+
+
+def _hash_or_none(path: Path) -> str | None:
+    try:
+        return sha256_bytes(read_bytes(path))
+    except InputError:
+        return None
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _allowed(before: int | None, limits: Limits) -> int:
+    return max(before or 0, limits.idle_gpu_bytes_max)
+
+
+def _names(processes: Iterable[GpuProcess]) -> str:
+    return ", ".join(f"{p.name or 'process'} {p.pid} ({p.owner}) on GPU {p.gpu}" for p in processes)
+
+
+def _gate(
+    name: str, outcome: Outcome, reason: str, numbers: dict[str, Value] | None = None
+) -> Gate:
+    return Gate(name=name, outcome=outcome, reason=reason, numbers=numbers or {})

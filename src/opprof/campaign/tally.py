@@ -1,0 +1,51 @@
+"""Counts over a campaign's runs, for the stops that speak of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from opprof.artifacts.campaign import Attempt, CheckName, RunRecord
+from opprof.campaign.checks import CLEAN_FAILURE, UNREPRESENTATIVE
+from opprof.campaign.facts import MatrixFacts
+from opprof.host.ports import Host
+
+_MEASURED = ("primary", "confirmation")
+
+
+def matrix_facts(
+    records: Sequence[RunRecord],
+    *,
+    finished: bool,
+    host: Host,
+    folder: Path,
+    private: Path | None,
+    gpu_seconds: float,
+) -> MatrixFacts:
+    """Return where the campaign stands, with what its folders take on disk."""
+    counted = [record for record in records if record.role in _MEASURED]
+    measured = [record for record in counted if record.accepted is not None]
+    return MatrixFacts(
+        planned=len(counted),
+        measured=len(measured),
+        quarantined=sum(record.drain_quarantined is True for record in measured),
+        clean_failed=sum(
+            any(_number(attempt, "client", CLEAN_FAILURE) for attempt in record.attempts)
+            for record in counted
+        ),
+        finished=finished,
+        public_bytes=host.tree_bytes(folder),
+        private_bytes=None if private is None else host.tree_bytes(private),
+        free_bytes=host.free_bytes(folder),
+        gpu_seconds=gpu_seconds,
+    )
+
+
+def unrepresentative_before(record: RunRecord) -> int:
+    """Return how many earlier attempts of the run were not representative in their windows."""
+    return sum(_number(each, "layer2", UNREPRESENTATIVE) for each in record.attempts)
+
+
+def _number(attempt: Attempt, check: CheckName, name: str) -> bool:
+    gate = attempt.checks.get(check)
+    return gate is not None and bool(gate.numbers.get(name))
