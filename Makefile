@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RAY_STAMP := $(VENV)/.installed-ray
 OUT ?= out
 
-.PHONY: help setup demo test lint types unit slow e2e-vllm nightly bench lock schemas clean
+.PHONY: help setup demo test lint types unit slow ray e2e-vllm nightly bench lock schemas clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -32,10 +33,17 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not ray"
 
 slow: setup ## The end-to-end checks that .ci/run adds to `make test`
 	$(BIN)/python -m pytest -q -m slow
+
+ray: $(RAY_STAMP) ## Campaigns over a real Ray cluster of several nodes on this machine
+	$(BIN)/python -m pytest -q -m ray tests/campaign
+
+$(RAY_STAMP): $(STAMP) requirements-ray.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-ray.lock
+	@touch $(RAY_STAMP)
 
 e2e-vllm: ## The plugin against a real vLLM 0.24.0 on this CPU (makes its environment: 6 GB)
 	scripts/e2e_vllm.sh 0.24.0
@@ -51,9 +59,10 @@ bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/materialize.py --patterns P03,P08
 	$(BIN)/python bench/decide.py
 
-lock: ## Re-pin requirements.lock from pyproject.toml
+lock: ## Re-pin requirements.lock and requirements-ray.lock from pyproject.toml
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --extra dev --python-version 3.11 pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --extra ray --constraint requirements.lock --python-version 3.11 pyproject.toml -o requirements-ray.lock
 
 schemas: setup ## Regenerate schemas/*.json from the Structs
 	$(BIN)/python scripts/export_schemas.py schemas

@@ -15,6 +15,7 @@ from msgspec import Struct
 from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot, Stop
 from opprof.artifacts.common import Gate
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.errors import EnvironmentFailure
 
 Fault = Literal["", "infrastructure", "semantic", "interrupted"]
 
@@ -112,6 +113,10 @@ class Journal(Protocol):
         """The server was told to end."""
 
 
+class PlaceLost(EnvironmentFailure):
+    """The host of an attempt is gone; the run restarts elsewhere from its fresh-server boundary."""
+
+
 class Halt:
     """Whether a cancelled attempt may take its time to end its processes."""
 
@@ -129,7 +134,8 @@ class RunExecutor(Protocol):
         """Run the attempt to its end.
 
         Raises:
-            EnvironmentFailure: the place itself failed (disk full, host lost), not the run.
+            PlaceLost: the host is gone; others may go on.
+            EnvironmentFailure: the place itself failed otherwise (disk full), not the run.
         """
         ...
 

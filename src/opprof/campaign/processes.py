@@ -29,6 +29,7 @@ ATTEMPT_VARIABLE = "OPPROF_ATTEMPT"
 _GATE = 'read -r word || exit 125; exec "$@" </dev/null'
 """Waits for one line on its input; at its end (the controller died) exits without running."""
 _LOOK_S = 0.05
+_KILL_S = 10.0
 
 Role = Literal["controller", "server", "client", "analysis", "worker"]
 
@@ -268,11 +269,13 @@ async def end_marked(
     """End what still carries the mark: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
 
     Raises:
-        EnvironmentFailure: something survives SIGKILL for another ``grace_s``.
+        EnvironmentFailure: something survives SIGKILL for another ``grace_s``, 10 s at least.
     """
     met: dict[tuple[int, int], Seen] = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
-        give_up = time.monotonic() + grace_s
+        # Also where nobody may take his time, a killed process needs a moment to be gone.
+        patience_s = grace_s if number == signal.SIGTERM else max(grace_s, _KILL_S)
+        give_up = time.monotonic() + patience_s
         while left := table.marked(campaign, run=run):
             for seen in left:
                 key = (seen.pid, seen.start_ticks)

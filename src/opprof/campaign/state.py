@@ -113,11 +113,16 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
     return _complete(store, record, protocol_sha256)
 
 
-def interrupt(store: Store, record: RunRecord, reason: str, protocol_sha256: str) -> RunRecord:
+def interrupt(
+    store: Store,
+    record: RunRecord,
+    reason: str,
+    protocol_sha256: str,
+    fault: Fault = "interrupted",
+) -> RunRecord:
     """End an attempt that was broken off; its folder is kept."""
     assert record.attempt is not None
     cost = attempt_cost(record.attempt)
-    fault: Fault = "interrupted"
     record = store.transition(record, "interrupted", reason, fault=fault, gpu_seconds=cost.gpu_s)
     return put_aside(store, record, protocol_sha256)
 
