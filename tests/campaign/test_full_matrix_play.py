@@ -10,7 +10,14 @@ from campaign_builders import NS, PACE, host, phase3, where
 from opprof.artifacts.campaign import RunRecord, Stop
 from opprof.campaign.costs import Pace, run_cost
 from opprof.campaign.facts import MatrixFacts
-from opprof.campaign.forecast import Forecast, Outcome, Outcomes, expected_outcomes, play
+from opprof.campaign.forecast import (
+    Forecast,
+    Outcome,
+    Outcomes,
+    expected_outcomes,
+    play,
+    queue_wall_s,
+)
 from opprof.campaign.ledger import balance, ledger_problems, open_reservations
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.stops import judge_matrix
@@ -283,3 +290,27 @@ def test_four_wide_uses_half_of_the_host() -> None:
     assert isinstance(forecast.ending, Done) and not forecast.ending.blocked
     used = {i for p in forecast.waves for lane in p.wave.lanes for i in lane.slot.gpus}
     assert used == {0, 1, 2, 3}
+
+
+def test_a_queue_would_win_only_what_waves_wait_for() -> None:
+    same = full()
+    assert queue_wall_s(same.waves, 8) == same.wall_s
+
+    def uneven(record: RunRecord, _number: int) -> Outcome:
+        return Outcome(600.0 if record.pattern == "P10" else 488.0)
+
+    forecast = full(uneven)
+    queue_s = queue_wall_s(forecast.waves, 8)
+    assert queue_s < forecast.wall_s
+    # No schedule beats the GPU time over eight GPUs.
+    assert queue_s >= forecast.gpu_s / 8
+
+    # Two lanes of two GPUs and one of one: the queue keeps them apart where slots lack.
+    pairs = play(
+        planned_runs(PROTOCOL, ["P10/C00-TP2", "P01/C00"]),
+        where([host(gpus=2)]),
+        PROTOCOL,
+        PACE,
+        EXPECTED,
+    )
+    assert queue_wall_s(pairs.waves, 2) == pairs.wall_s
