@@ -197,6 +197,28 @@ def test_health_is_answered_and_outstanding_requests_are_no_clean_end(tmp_path: 
     assert not any('"type":"footer"' in line for line in stream)
 
 
+def test_sigterm_leaves_running_requests_their_time_and_refuses_new_ones(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended: list[Outcome] = []
+    with serving(run, "--shutdown-timeout", "100") as (port, process):
+        clock = VirtualClock()
+        transport = LockstepTransport(clock, ("127.0.0.1", port))
+        clock.begin(transport.hello.now_ns)
+        transport.send(transport.prepare(RequestSpec("r", b"[5]", 1, 400)), ended.append)
+        clock.run(until_ns=clock.now_ns() + 10**8)
+        process.send_signal(signal.SIGTERM)
+        # When the signal is seen is the machine's business; a refusal shows it.
+        while not any(outcome.http_status == 503 for outcome in ended):
+            transport.send(transport.prepare(RequestSpec("late", b"[6]", 1, 1)), ended.append)
+            clock.run(until_ns=clock.now_ns() + 2 * 10**7)
+        clock.run(until_ns=clock.now_ns() + 60 * 10**9)
+        assert process.wait(20) == 0
+        transport.close()
+    assert any(outcome.http_status == 503 for outcome in ended)
+    assert any(outcome.output_tokens == 400 for outcome in ended)
+    assert '"type":"footer"' in (run / "opprof" / "engine-0.jsonl").read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize("url", ["lockstep://", "lockstep://host", "lockstep://host:0"])
 def test_an_address_without_host_and_port_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="HOST:PORT"):

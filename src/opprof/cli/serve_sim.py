@@ -134,7 +134,9 @@ def _serve_virtual(options: dict[str, Any]) -> None:
     clock = RemoteClock()
     engine, recorder = _engine(options, clock, clock.wall_ns)
     name = options["served_model_name"] or options["model"]
-    server = LockstepServer(engine, clock, recorder, name)
+    server = LockstepServer(
+        engine, clock, recorder, name, shutdown_timeout_s=options["shutdown_timeout"]
+    )
     try:
         listener = socket.create_server((options["host"], options["port"]), backlog=64)
     except OSError as error:

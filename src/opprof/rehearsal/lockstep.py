@@ -95,7 +95,13 @@ class LockstepServer:
     """One engine behind one listening socket; one client at a time drives it."""
 
     def __init__(
-        self, engine: SimEngine, clock: RemoteClock, recorder: StepRecorder | None, model: str
+        self,
+        engine: SimEngine,
+        clock: RemoteClock,
+        recorder: StepRecorder | None,
+        model: str,
+        *,
+        shutdown_timeout_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._clock = clock
@@ -103,11 +109,18 @@ class LockstepServer:
         self._transport = EngineTransport(clock, engine)
         profile = engine.config.profiler is not None
         self._hello = Hello(model, profile, clock.now_ns())
+        self._timeout_ns = round(shutdown_timeout_s * 1e9)
         self._open = 0
+        self._clients = 0
+        self._draining = False
         self.ended = False
 
     def serve(self, listener: socket.socket) -> None:
-        """Answer until a signal (SIGTERM, SIGINT) arrives; it is looked at between two messages."""
+        """Answer until a signal (SIGTERM, SIGINT) arrives; it is looked at between two messages.
+
+        With a shutdown timeout, requests that run are finished first, within so many virtual
+        seconds and while a client drives the clock; a second signal ends at once.
+        """
         wake, woken = socket.socketpair()
         woken.setblocking(False)
         signal.set_wakeup_fd(woken.fileno())
@@ -119,13 +132,25 @@ class LockstepServer:
             while not self.ended:
                 for key, _ in selector.select():
                     if key.fileobj is wake:
-                        self.ended = True
+                        wake.recv(64)
+                        self._signalled()
                     elif key.fileobj is listener:
                         self._accept(selector, listener)
                     else:
                         self._serve_one(selector, key)
             signal.set_wakeup_fd(-1)
         self._stop()
+
+    def _signalled(self) -> None:
+        waits = self._open and self._timeout_ns and self._clients and not self._engine.dead
+        if self._draining or not waits:
+            self.ended = True
+            return
+        self._draining = True
+        self._clock.call_at(self._clock.now_ns() + self._timeout_ns, self._give_up)
+
+    def _give_up(self) -> None:
+        self.ended = True
 
     def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -142,6 +167,7 @@ class LockstepServer:
             connection.close()
             return
         selector.register(connection, selectors.EVENT_READ, Wire(connection))
+        self._clients += 1
 
     def _serve_one(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         wire: Wire = key.data
@@ -152,6 +178,12 @@ class LockstepServer:
             # The client has left; what it had outstanding stays, as its process may have died.
             selector.unregister(key.fileobj)
             key.fileobj.close()  # type: ignore[union-attr]
+            self._clients -= 1
+            self.ended = self.ended or (self._draining and not self._clients)
+            return
+        # The answer that tells of the last request's end goes out before the server does.
+        if self._draining and not self._open and self._engine.is_idle:
+            self.ended = True
 
     def _handle(self, name: str, fields: list[Any]) -> Any:
         if name == "hello":
@@ -179,6 +211,10 @@ class LockstepServer:
         tokens, contents = prompt_blocks(
             msgspec.json.decode(prompt, type=list[int] | str), self._engine.cost.block_tokens
         )
+        if self._draining:
+            refused = Outcome(self._clock.now_ns(), http_status=503, error="http_503")
+            self._clock.call_soon(lambda: self._done(number, refused))
+            return
         if tokens + outputs > self._engine.config.max_model_len or tokens < 1 or outputs < 1:
             now_ns = self._clock.now_ns()
             refused = Outcome(now_ns, http_status=400, error="http_400")
