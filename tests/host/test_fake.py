@@ -115,7 +115,7 @@ def test_memory_follows_a_marked_server_process() -> None:
         "OPPROF_CAMPAIGN": mark,
         "OPPROF_ROLE": "server",
         "OPPROF_RUN": "P01-C00-moderate",
-        "CUDA_VISIBLE_DEVICES": "2,3",
+        "CUDA_VISIBLE_DEVICES": f"2,{DASH0.gpus[3].uuid}",
     }
     host = FakeHost(DASH0, campaign=mark)
     child = subprocess.Popen(

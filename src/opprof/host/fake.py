@@ -216,7 +216,11 @@ class FakeHost:
             if process.role not in _SERVER_ROLES or not process.visible_gpus:
                 continue
             visible = {part.strip() for part in process.visible_gpus.split(",")}
-            found += [(gpu, process.pid, process.name) for gpu in gpus if str(gpu) in visible]
+            found += [
+                (device.index, process.pid, process.name)
+                for device in self._devices(gpus)
+                if {str(device.index), device.uuid} & visible
+            ]
         return found
 
     def _memory(
