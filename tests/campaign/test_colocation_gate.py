@@ -126,7 +126,11 @@ def test_the_schedule_is_the_specifications() -> None:
         assert sum(b.windows for b in each.backgrounds) == 0
     assert (calibration.target.windows, moderate.target.windows) == (0, 1)
     assert moderate.saturation_run == calibration.target.run
-    assert calibration.saturation_run == ""
+    assert moderate.saturation_folder == calibration.target.folder
+    assert calibration.saturation_run == calibration.saturation_folder == ""
+    # The target's time and drain, then the longest drain of a background.
+    assert (calibration.cost.gpus, calibration.cost.expected_s) == (8, 380.0)
+    assert calibration.cost.reserved_s == 380.0 + 120.0 + 240.0
 
 
 def test_every_run_of_the_check_has_a_name_and_a_folder_of_its_own() -> None:

@@ -21,7 +21,7 @@ from opprof.artifacts.campaign import EngineKind, Slot
 from opprof.artifacts.environment import Topology
 from opprof.artifacts.plan import ColocationGate, Regime
 from opprof.artifacts.run import LoadPoint
-from opprof.campaign.costs import Pace, RunCost, config_row, cost_of
+from opprof.campaign.costs import Pace, RunCost, config_row, cost_of, pattern_row
 from opprof.campaign.naming import colocation_folder, run_name
 from opprof.campaign.places import mask_of
 from opprof.errors import InputError, StateConflict
@@ -55,7 +55,7 @@ class Round:
     """One target run with its backgrounds: fresh servers, started together.
 
     The target's client starts when every background's client has completed a request; backgrounds
-    are told to stop when the target's last clean or recovery interval is over.
+    are told to stop when the target's client has ended.
     """
 
     regime: Regime
@@ -64,6 +64,8 @@ class Round:
     backgrounds: tuple[ColocationRun, ...]
     saturation_run: str
     """Moderate: the run that the rate comes from, of the same regime; empty for a calibration."""
+    saturation_folder: str
+    """Its folder, relative to the campaign; empty for a calibration."""
     cost: RunCost
     """Of the whole round: its GPUs for as long as the target takes."""
 
@@ -137,6 +139,8 @@ class _Builder:
     def round(self, load_point: LoadPoint) -> Round:
         names = backgrounds_of(self.rule, self.regime)
         target = self._run(self.rule.pattern, load_point, load_point, 0)
+        moderate = load_point == "moderate"
+        calibration = self._run(self.rule.pattern, "saturation", "saturation", 0)
         one = cost_of(
             self.protocol, self.rule.pattern, self.rule.config, load_point, "colocation", self.pace
         )
@@ -148,20 +152,15 @@ class _Builder:
                 self._run(name, "saturation", load_point, index)
                 for index, name in enumerate(names, start=1)
             ),
-            saturation_run=self._name(self.rule.pattern, "saturation", "saturation")
-            if load_point == "moderate"
-            else "",
+            saturation_run=calibration.run if moderate else "",
+            saturation_folder=calibration.folder if moderate else "",
             cost=RunCost(1 + len(names), one.expected_s, self._reserved_s(names, one)),
         )
 
     def _reserved_s(self, names: list[str], target: RunCost) -> float:
-        """The longest of all: a background drains after the target, within its own allowance."""
-        drains = [
-            cost_of(self.protocol, name, self.rule.config, "saturation", "colocation", self.pace)
-            for name in names
-        ]
-        slowest = max((cost.reserved_s - cost.expected_s for cost in drains), default=0.0)
-        return max(target.reserved_s, target.expected_s + slowest)
+        """The target with its drain, then the backgrounds' own drain within their allowance."""
+        drains_s = [pattern_row(self.protocol, name).drain_budget_s for name in names]
+        return target.reserved_s + max(drains_s, default=0.0) * self.pace.time_scale
 
     def _name(self, pattern: str, load_point: LoadPoint, round_load: LoadPoint) -> str:
         base = run_name(pattern, self.rule.config, load_point, "colocation")
