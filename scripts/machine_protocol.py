@@ -1,7 +1,7 @@
 """Cut Phase 3 down to a campaign that one borrowed machine can run in minutes (a draft to freeze).
 
-usage: python scripts/machine_protocol.py h200 OUT.toml     one H200, model of the protocol's shape
-       python scripts/machine_protocol.py cpu OUT.toml      vLLM on two CPU cores, a tiny dense model
+usage: python scripts/machine_protocol.py h200 OUT.toml    one H200, a model of the protocol's shape
+       python scripts/machine_protocol.py cpu OUT.toml     vLLM on two CPU cores, a tiny dense model
 
 The durations stay the protocol's own: the campaign declares a time scale. What a shortened run
 cannot meet is opened in the protocol, before anything runs, with the reason beside it; nothing is

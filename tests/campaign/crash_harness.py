@@ -1,6 +1,6 @@
 """Kill a small simulated campaign wherever it can be killed, resume it, and compare its results.
 
-usage: python tests/campaign/crash_harness.py [--work DIR] [--kills 200] [--seed 1] [--points-only N]
+usage: python tests/campaign/crash_harness.py [--work DIR] [--kills N] [--seed N] [--points-only N]
 
 Virtual time in lock step, so the disturbed campaign must end with the bytes of the undisturbed one
 in every client file, step stream and trace, and with the same analysis and decision once the hashes
