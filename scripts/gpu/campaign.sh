@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# On the GPU machine: the small H200 campaign under the detached controller, in calls of ten minutes.
+#
+# usage: campaign.sh start SECONDS | campaign.sh wait SECONDS | campaign.sh kill SECONDS | campaign.sh bring OUT
+#
+# start  unpack, freeze, materialise, start detached, watch for at most SECONDS
+# kill   SIGKILL the controller, show that nobody owns the campaign, resume, watch
+# wait   watch on
+# bring  decide, verify, scan, and leave tar files in OUT
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+parts=/tmp/opprof-parts site=/tmp/opprof-site model=/tmp/opprof-model work=/tmp/opprof-campaign
+scale=${TIME_SCALE:-0.15}
+export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1
+opprof() { python3 -m opprof "$@"; }
+
+watch() {
+  local until=$((SECONDS + $1)) state
+  while [ $SECONDS -lt "$until" ]; do
+    state=$(python3 -c "import json;print(json.load(open('$work/campaign/controller.json'))['phase'])")
+    case $state in finished | stopped | failed) break ;; esac
+    sleep 3
+  done
+  opprof campaign status "$work/campaign" || true
+  tail -n 25 "$work/campaign/controller.log"
+}
+
+case $1 in
+  start)
+    mkdir -p "$site" "$work"
+    if [ ! -f "$site/.unpacked" ]; then
+      cat "$parts"/part.* | xz -dc -T0 | tar xf - -C "$site"
+      touch "$site/.unpacked"
+    fi
+    [ -f "$model/tokenizer.json" ] || python3 scripts/gpu/make_model.py "$model"
+    opprof doctor --host || true
+    python3 scripts/machine_protocol.py h200 "$work/h200.toml"
+    opprof protocol freeze "$work/h200.toml" --out "$work/frozen.toml"
+    mkdir -m 700 -p "$work/private"
+    for row in P01:128:512 P03:4096:8192; do
+      opprof materialize --id "${row%%:*}" --kind synthetic --input-uniform "${row#*:}" --output-fixed 64 \
+        --prefix none --arrival steady --num-requests 10240 --workload-seed 20260712 \
+        --tokenizer "$model" --out "$work/private/${row%%:*}.jsonl"
+    done
+    plugin=$(python3 -c "
+import sys; sys.path.insert(0, 'scripts')
+from pathlib import Path; from vllm_cpu_server import plugin_path
+print(plugin_path(Path('$work/plugin')))")
+    opprof campaign start "$work/frozen.toml" --out "$work/campaign" --engine vllm --python "$(command -v python3)" \
+      --private "$work/private" --var MODEL="$model" --time-scale "$scale" --serial \
+      --engine-env PYTHONPATH="$plugin:$site" --engine-env HF_HUB_OFFLINE=1 --engine-env VLLM_NO_USAGE_STATS=1 \
+      --engine-env VLLM_USE_FLASHINFER_SAMPLER=0
+    watch "$2"
+    ;;
+  kill)
+    pid=$(python3 -c "import json;print(json.load(open('$work/campaign/controller.json'))['process']['pid'])")
+    opprof campaign status "$work/campaign" || true
+    kill -KILL "$pid"
+    sleep 2
+    echo "killed the controller, pid $pid"
+    opprof campaign status "$work/campaign" || true
+    opprof campaign resume "$work/campaign"
+    watch "$2"
+    ;;
+  wait) watch "$2" ;;
+  bring)
+    opprof campaign status "$work/campaign" || true
+    opprof verify "$work/campaign" || true
+    opprof scan "$work/campaign" --private "$work/private/P01.jsonl" --private "$work/private/P03.jsonl" || true
+    nvidia-smi --query-gpu=name,memory.used --format=csv
+    ps aux | grep -c "[V]LLM::EngineCore" || true
+    (cd "$work" && tar czf "$2/campaign.tar.gz" --exclude='*.pt.trace.json.gz' --exclude=provenance campaign frozen.toml)
+    (cd "$work" && find campaign -name '*.pt.trace.json.gz' -size -15M | sort | head -4 | tar cf "$2/traces.tar" -T -)
+    ls -l "$2"
+    ;;
+esac
