@@ -14,6 +14,7 @@ import msgspec
 from opprof._version import __version__
 from opprof.artifacts.campaign import Campaign, EngineKind
 from opprof.campaign.binding import launches_of, manifest_hashes
+from opprof.campaign.executors.choose import check_executor
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
@@ -58,6 +59,7 @@ def create_campaign(request: Request) -> Store:
     """
     if request.out.exists() or request.out.is_symlink():
         raise StateConflict("exists: a campaign never goes into a folder", path=request.out)
+    check_executor(request.executor, request.options)
     check_time_scale(request.time_scale, request.engine)
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
     protocol = frozen_protocol(request.protocol)
@@ -111,7 +113,8 @@ def _campaign(request: Request, protocol: Protocol) -> Campaign:
         manifests=manifest_hashes(patterns, request.sources),
         time_scale=request.time_scale,
         seed=request.seed,
-        hosts=list(request.hosts) or [os.uname().nodename],
+        # None given to an executor of many hosts means all that it finds at every start.
+        hosts=list(request.hosts) or ([] if request.executor == "ray" else [os.uname().nodename]),
         executor="ray" if request.executor == "ray" else "local",
         options=msgspec.to_builtins(request.options),
         code_version=__version__,

@@ -17,10 +17,10 @@ import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
 from opprof.campaign import state, tally
-from opprof.campaign.attempt import AttemptSpec, Halt, RunExecutor
+from opprof.campaign.attempt import AttemptSpec, Halt, PlaceLost, RunExecutor
 from opprof.campaign.binding import Binding
 from opprof.campaign.costs import Pace, run_cost
-from opprof.campaign.hosts import placed
+from opprof.campaign.hosts import placed, without_host
 from opprof.campaign.ledger import attempt_cost, charge_attempt, over_budget, release, reserve
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.options import Options, Sources, options_of
@@ -208,7 +208,7 @@ class Controller:
         )
 
     async def _lane(self, lane: Lane) -> None:
-        while not self._over:
+        while not self._over and lane.slot.host in self._where.widths:
             run = next_in_lane(lane, self._store.runs())
             if run is None:
                 return
@@ -227,6 +227,9 @@ class Controller:
         self._active[record.run] = journal
         try:
             outcome = await self._executor.execute(spec, journal, self._halt)
+        except PlaceLost as error:
+            self._lost(slot.host, str(error), journal.record)
+            return
         except (asyncio.CancelledError, EnvironmentFailure) as error:
             reason = str(error) or self._why()
             self._end_attempt(state.interrupt(store, journal.record, reason, self._sha256))
@@ -236,6 +239,18 @@ class Controller:
         self._end_attempt(state.finish(store, journal.record, outcome, self._sha256))
         for stop in [*outcome.stops, *self._judge_matrix(finished=False)][:1]:
             self._stop_matrix(stop)
+
+    def _lost(self, host: str, reason: str, record: RunRecord) -> None:
+        """Keep what the attempt left; its run and all others go on elsewhere.
+
+        Raises:
+            EnvironmentFailure: there is no other host.
+        """
+        self._end_attempt(
+            state.interrupt(self._store, record, reason, self._sha256, "infrastructure")
+        )
+        if host in self._where.widths:
+            self._where = without_host(self._where, host)
 
     def _end_attempt(self, record: RunRecord) -> None:
         attempt = record.attempt

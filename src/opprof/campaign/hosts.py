@@ -23,8 +23,8 @@ from opprof.protocol.model import ProtocolFile
 NO_GPU_NAME = "no GPU: one place for one server"
 
 
-def open_host(options: Options, engine: EngineKind, campaign: str) -> Host:
-    """Return the host as the campaign wants to see it.
+def open_host(options: Options, engine: EngineKind, campaign: str, name: str | None = None) -> Host:
+    """Return the host as the campaign wants to see it; ``name``: in slots, its own by default.
 
     A host file wins. The embedded engine touches no GPU, so none is looked for. A real engine gets
     NVML where the driver answers, else a machine without GPUs (vLLM on a CPU).
@@ -36,12 +36,12 @@ def open_host(options: Options, engine: EngineKind, campaign: str) -> Host:
         return FakeHost(load_machine(options.host_file), campaign=campaign)
     if engine == "vllm":
         try:
-            host = NvmlHost(ownership=Ownership(campaign=campaign))
+            host = NvmlHost(name, ownership=Ownership(campaign=campaign))
             host.topology()
         except EnvironmentFailure:
-            return CpuHost()
+            return CpuHost(name)
         return host
-    return CpuHost()
+    return CpuHost(name)
 
 
 def place_of(topology: Topology, gpus: Sequence[int]) -> Topology:
@@ -72,6 +72,32 @@ def where_of(
             "(--serial)"
         )
     return Where((host,), {host.host: width}, options.base_port or 1)
+
+
+def where_of_all(
+    campaign: Campaign, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
+) -> Where:
+    """Return what the campaign may use of all its hosts; at least one.
+
+    Raises:
+        InputError, StateConflict: as :func:`where_of`.
+    """
+    each = [where_of(campaign, options, protocol, host) for host in hosts]
+    widths = {name: width for where in each for name, width in where.widths.items()}
+    return Where(tuple(host for where in each for host in where.hosts), widths, each[0].port_base)
+
+
+def without_host(where: Where, name: str) -> Where:
+    """Return what is left when a host is lost.
+
+    Raises:
+        EnvironmentFailure: nothing is.
+    """
+    left = tuple(host for host in where.hosts if host.host != name)
+    if not left:
+        raise EnvironmentFailure(f"the last host, {name}, was lost: resume when one is back")
+    widths = {host.host: where.widths[host.host] for host in left}
+    return Where(left, widths, where.port_base)
 
 
 def placed(protocol: ProtocolFile, options: Options) -> ProtocolFile:

@@ -13,19 +13,23 @@ import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord
 from opprof.campaign import state
+from opprof.campaign.attempt import RunExecutor
 from opprof.campaign.binding import Binding, bind
 from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import report_ready
-from opprof.campaign.executors.local import LocalExecutor
-from opprof.campaign.hosts import open_host, where_of
+from opprof.campaign.executors.choose import open_executor
+from opprof.campaign.hosts import open_host, where_of_all
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.store import Store, campaign_lock
+from opprof.campaign.waves import Where
 from opprof.errors import OpprofError, StateConflict
+from opprof.host.cpu import CpuHost
+from opprof.host.ports import Host
 
 DONE, FAILED, STOPPED = 0, 1, 130
 
@@ -60,8 +64,7 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     binding = bind(store, campaign, life.sources)
     record = _first_record(store, campaign, life.sources)
     store.write_controller(record)
-    report_ready(life.ready_descriptor, f"ok {campaign.id}")
-    return asyncio.run(_run(life, store, campaign, binding, record))
+    return asyncio.run(_placed(life, store, campaign, binding, record))
 
 
 def _first_record(store: Store, campaign: Campaign, sources: Sources) -> ControllerRecord:
@@ -78,12 +81,29 @@ def _first_record(store: Store, campaign: Campaign, sources: Sources) -> Control
     )
 
 
-async def _run(
+async def _placed(
     life: Life, store: Store, campaign: Campaign, binding: Binding, record: ControllerRecord
 ) -> int:
     options = options_of(campaign)
-    host = open_host(options, campaign.engine, campaign.id)
-    executor = LocalExecutor(ProcessTable(), host, grace_s=options.limits.grace_s)
+    # An executor of many hosts asks each of them there; here only the disk is looked at.
+    elsewhere = campaign.executor == "ray"
+    host = CpuHost() if elsewhere else open_host(options, campaign.engine, campaign.id)
+    async with open_executor(campaign, store.folder, options, host, say) as (executor, hosts):
+        where = where_of_all(campaign, options, binding.protocol.file, hosts)
+        report_ready(life.ready_descriptor, f"ok {campaign.id}")
+        return await _run(life, store, campaign, binding, record, executor, host, where)
+
+
+async def _run(
+    life: Life,
+    store: Store,
+    campaign: Campaign,
+    binding: Binding,
+    record: ControllerRecord,
+    executor: RunExecutor,
+    host: Host,
+    where: Where,
+) -> int:
     for line in await executor.clean_up(campaign.id):
         say(line)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
@@ -97,7 +117,7 @@ async def _run(
         life.sources,
         executor,
         host,
-        where_of(campaign, options, binding.protocol.file, host.topology()),
+        where,
         ledger,
         record,
         say=say,

@@ -86,6 +86,12 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a host instead of the real one (tests, plans)."""
     bind_cpus: bool = True
     """Bind server and client to the protocol's CPU masks."""
+    ray_address: str = ""
+    """``HOST:PORT`` of the Ray head; empty for ``RAY_ADDRESS`` at every start and resume."""
+    ray_scratch: str = ""
+    """Folder on Ray nodes that do not see the campaign's; empty for their temporary folder."""
+    ray_ship: bool = False
+    """Send files to every Ray node, also to one that sees the campaign's folder."""
 
 
 @dataclass(frozen=True)

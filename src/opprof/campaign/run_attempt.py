@@ -326,5 +326,5 @@ def _open_log(path: Path) -> BinaryIO:
 async def run_attempt(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
     """Run one attempt on the host of this process (see :class:`Attempt`)."""
     campaign = spec.campaign
-    host = open_host(options_of(campaign), campaign.engine, campaign.id)
+    host = open_host(options_of(campaign), campaign.engine, campaign.id, spec.slot.host)
     return await Attempt(spec, journal, halt, ProcessTable(), host).run()

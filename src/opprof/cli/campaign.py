@@ -50,6 +50,11 @@ group.add_command(plan)
 @click.option("--serial", is_flag=True, help="One run at a time.")
 @click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
 @click.option("--no-cpu-masks", is_flag=True, help="Do not bind to the protocol's CPU map.")
+@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+@click.option("--ray-address", default="", metavar="HOST:PORT", help="Default: $RAY_ADDRESS.")
+@click.option("--ray-node", "hosts", multiple=True, metavar="NAME", help="Repeatable; default all.")
+@click.option("--ray-scratch", default="", metavar="DIR", help="On nodes without this folder.")
+@click.option("--ray-ship", is_flag=True, help="Send files, also where the folder is seen.")
 @click.option("--foreground", is_flag=True, help="Do not detach; the log goes to this terminal.")
 def start(foreground: bool, **flags: Any) -> None:
     """Start a campaign of PROTOCOL and return when its controller owns the folder."""
@@ -154,6 +159,9 @@ def _request(flags: dict[str, Any]) -> Any:
         gpus=gpus,
         serial=flags["serial"],
         bind_cpus=not flags["no_cpu_masks"],
+        ray_address=flags["ray_address"],
+        ray_scratch=flags["ray_scratch"],
+        ray_ship=flags["ray_ship"],
     )
     return Request(
         protocol=flags["protocol"],
@@ -163,8 +171,8 @@ def _request(flags: dict[str, Any]) -> Any:
         sources=make_sources(flags["private"], flags["manifests"]),
         time_scale=flags["time_scale"],
         seed=flags["seed"],
-        executor="local",
-        hosts=(),
+        executor=flags["executor"],
+        hosts=flags["hosts"],
         options=options,
     )
 

@@ -98,8 +98,26 @@ def check_address(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        raise InputError(f"--ray-address {address!r} is not HOST:PORT of a Ray head")
+        raise InputError(
+            f"Ray's address {address!r} is not HOST:PORT of a head (--ray-address or RAY_ADDRESS)"
+        )
     return host, int(port)
+
+
+def knock(address: str, limits: RayLimits) -> None:
+    """Check that Ray is installed and that somebody answers at the head's address.
+
+    Raises:
+        InputError: the address is none.
+        EnvironmentFailure: Ray is missing, or nobody answers.
+    """
+    import_ray()
+    where = check_address(address)
+    try:
+        socket.create_connection(where, limits.connect_s).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise EnvironmentFailure(f"no Ray cluster answers at {address}: {reason}") from error
 
 
 async def connect(address: str, campaign: str, limits: RayLimits) -> ModuleType:
@@ -109,12 +127,8 @@ async def connect(address: str, campaign: str, limits: RayLimits) -> ModuleType:
         InputError: the address is none.
         EnvironmentFailure: Ray is missing, nobody answers there, or versions differ.
     """
-    ray, (host, port) = import_ray(), check_address(address)
-    try:
-        (await asyncio.to_thread(socket.create_connection, (host, port), limits.connect_s)).close()
-    except OSError as error:
-        reason = error.strerror or error
-        raise EnvironmentFailure(f"no Ray cluster answers at {address}: {reason}") from error
+    ray = import_ray()
+    await asyncio.to_thread(knock, address, limits)
 
     def join() -> None:
         # In a thread, where Ray leaves SIGTERM to the controller (and would warn that it does).

@@ -195,7 +195,8 @@ class Errand:
                 "attempt_folder", home.run, home.number, seconds=self._limits.answer_s
             )
             changes |= {"folder": f"{folder}/{RUN_FOLDER}", "logs": f"{folder}/{LOG_PREFIX}"}
-            redacted[folder] = str(Path(home.folder).parent)
+            # Records name the places where everything lies in the end.
+            redacted |= {changes["folder"]: home.folder, changes["logs"]: home.logs}
         launch = list(home.launch)
         if launch and launch[0] == sys.executable:
             launch[0] = self._station.node.identity.python
