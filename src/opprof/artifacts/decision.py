@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock, Sha256
-from opprof.artifacts.comparison import TauPair
+from opprof.artifacts.comparison import RankSpread, TauPair, WindowRanking
 
 SCHEMA = 1
 
@@ -111,6 +111,10 @@ class DecidedComparison(Struct, frozen=True, forbid_unknown_fields=True):
     step_correlation: float | None = None
     """Correlation of neighbouring steps' leads, mean over patterns and windows, where the gap
     criteria are met. The test assumes 0; eight steps estimate it low."""
+    blocked_p: float | None = None
+    """Sensitivity: pairs of neighbouring steps exchanged together, every labelling counted."""
+    windows_p: float | None = None
+    """Sensitivity: the windows as the only replicates (Welch's t on their leads)."""
 
 
 class Reproduction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +168,8 @@ class TableVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     comparisons: list[DecidedComparison]
     null: NullEvidence
     tau: list[TauPair]
+    rankings: list[WindowRanking] = []
+    """Places of the families in every primary window, ties within one point shared."""
 
 
 class H1aEvidence(Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +193,10 @@ class H1aEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     strengthening: list[Reproduction]
     null: NullEvidence
     notes: list[str]
+    gap_share_min: float | None = None
+    """Criteria 1 and 2: the least lead in every window."""
+    classifiable_min: float | None = None
+    """Criterion 4: the least classified fraction of every window."""
 
 
 class ContrastMetric(Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,6 +241,10 @@ class Association(Struct, frozen=True, forbid_unknown_fields=True):
     """Step-time residual, irregular less control; signed."""
     residual_met: bool | None
     met: bool | None
+    residual_corrected_low: float | None = None
+    """Sensitivity: the residual's interval with Bonferroni's correction over all contrasts."""
+    residual_corrected_high: float | None = None
+    residual_corrected_met: bool | None = None
 
 
 class Contrast(Struct, frozen=True, forbid_unknown_fields=True):
@@ -414,3 +428,9 @@ class Decision(
     notes: list[str]
     sanity: SanityBlock
     provenance: Provenance
+    rank_spreads: list[RankSpread] = []
+    """Families over the ranks of each window of a tensor-parallel run; never summed."""
+    rankings: list[WindowRanking] = []
+    """Places of the families in every primary window under the deciding table."""
+    tau: list[TauPair] = []
+    """Kendall's tau-b between the primary windows under the deciding table; no criterion."""

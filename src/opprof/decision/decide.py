@@ -93,6 +93,9 @@ def decide(
         notes=notes.decision_notes(matrix),
         sanity=sanity_block(main, second.evidence.contrasts, intervals),
         provenance=provenance,
+        rank_spreads=[row for row in comparison.rank_spreads if row.ranks > 1],
+        rankings=main.rankings,
+        tau=main.tau,
     )
 
 
@@ -198,6 +201,7 @@ def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict
     comparisons = h1a.primary_comparisons(comparison, version, matrix)
     table = h1a.table_of(comparison, version)
     load = matrix.file.load
+    primary = (load.primary_config, load.primary_load_point, "primary")
     return TableVerdict(
         mapping_version=version,
         mapping_sha256=table.mapping_sha256,
@@ -206,11 +210,9 @@ def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict
         accepted=[item for item in comparisons if item.accepted],
         comparisons=comparisons,
         null=null_evidence(comparison, version, matrix),
-        tau=[
-            row
-            for row in table.tau
-            if (row.config, row.load_point, row.role)
-            == (load.primary_config, load.primary_load_point, "primary")
+        tau=[row for row in table.tau if (row.config, row.load_point, row.role) == primary],
+        rankings=[
+            row for row in table.windows if (row.config, row.load_point, row.role) == primary
         ],
     )
 
@@ -240,6 +242,8 @@ def _h1a_evidence(comparison: Comparison, main: TableVerdict, matrix: Matrix) ->
         ],
         null=main.null,
         notes=notes.h1a_notes(main),
+        gap_share_min=matrix.file.ranking.inversion_gap_share,
+        classifiable_min=matrix.file.gates.classifiable_min,
     )
 
 

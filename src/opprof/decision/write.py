@@ -8,7 +8,7 @@ import msgspec
 
 from opprof.artifacts.decision import Decision
 from opprof.decision.page import decision_page, markdown
-from opprof.errors import InputError, StateConflict
+from opprof.errors import InputError, SchemaError, StateConflict
 from opprof.files import read_bytes, write_atomic
 
 _LIMIT_BYTES = 256 << 20
@@ -34,10 +34,23 @@ def write_decision(decision: Decision, folder: Path) -> list[Path]:
     return [page, path]
 
 
+def read_decision(path: Path) -> Decision:
+    """Read ``decision.json``.
+
+    Raises:
+        InputError, SchemaError: it cannot be read, or does not fit its schema.
+    """
+    data = read_bytes(path, limit_bytes=_LIMIT_BYTES)
+    try:
+        return msgspec.json.decode(data, type=Decision)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SchemaError(f"does not fit its schema: {error}", path=path) from error
+
+
 def _check_same(path: Path, decision: Decision) -> None:
     try:
-        old = msgspec.json.decode(read_bytes(path, limit_bytes=_LIMIT_BYTES), type=Decision)
-    except (InputError, msgspec.DecodeError) as error:
+        old = read_decision(path)
+    except InputError as error:
         raise StateConflict("is no decision that can be read; move it away", path=path) from error
     # Artefacts carry the code's hash, so a newer analysis of the same runs has other bytes: runs
     # are compared by who they are.

@@ -34,6 +34,8 @@ class Cell(Struct, frozen=True):
     sort: float | None = None
     """Sort key where the text alone does not sort."""
     mono: bool = False
+    href: str = ""
+    """Anchor on this page (``#ident``) that the text leads to."""
 
 
 class Column(Struct, frozen=True):

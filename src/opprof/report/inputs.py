@@ -8,6 +8,7 @@ from opprof.analysis.gates import CATALOGUE
 from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock
 from opprof.artifacts.comparison import Comparison
 from opprof.artifacts.composition import Layer1Summary
+from opprof.artifacts.decision import Decision
 from opprof.artifacts.kernels import Kernels, Window, WindowFamilies
 from opprof.artifacts.run import Interval
 from opprof.artifacts.sanity import Sanity
@@ -124,6 +125,10 @@ class ReportInput(Struct, frozen=True):
     comparison: Comparison | None = None
     comparison_reason: str = "the runs were not compared"
     """Why there is no comparison, where there is none."""
+    decision: Decision | None = None
+    """Shown first, where a decision was given or made."""
+    decision_trouble: tuple[str, ...] = ()
+    """What a reader must know of the decision and the runs beside it."""
 
     def run_named(self, name: str) -> RunView | None:
         """Return the run with this identity, which the comparison speaks of."""

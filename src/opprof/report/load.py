@@ -14,8 +14,11 @@ from msgspec import Struct
 
 from opprof.analysis.load import LoadedRun, compare_found, find_folders, read_analysis
 from opprof.analysis.results import RunAnalysis
+from opprof.analysis.write import encode
+from opprof.artifacts.decision import Decision
+from opprof.decision.write import read_decision
 from opprof.errors import InputError
-from opprof.files import sha256_file
+from opprof.files import sha256_bytes, sha256_file
 from opprof.protocol import Protocol
 from opprof.report.downsample import StepSeries
 from opprof.report.inputs import ReportInput, RunView
@@ -84,11 +87,15 @@ def load_report(
 ) -> ReportInput:
     """Read or make every run's analysis, add timelines and steps, and compare the runs.
 
+    A ``decision.json``, or a folder that holds one (a campaign), puts the decision on the page.
+
     Raises:
         InputError: a folder or an artefact cannot be used, or does not belong to its run.
         SchemaError: an artefact does not fit its schema.
     """
-    sources = find_sources(paths)
+    folders, decision_path = split_decision(paths)
+    decision = None if decision_path is None else read_decision(decision_path)
+    sources = find_sources(folders)
     waiting = [source.run for source in sources if source.analysis is None and source.run]
     made = dict(zip(waiting, analyse(waiting) if waiting else (), strict=True))
     found = [
@@ -106,7 +113,67 @@ def load_report(
         except InputError as error:
             # Runs that cannot be compared (two attempts at one cell, say) still make a report.
             reason = str(error)
-    return ReportInput(_named(views, sources), title, comparison, reason)
+    named = _named(views, sources)
+    trouble = () if decision is None else decision_trouble(decision, named)
+    return ReportInput(named, title, comparison, reason, decision, trouble)
+
+
+def split_decision(paths: Sequence[Path]) -> tuple[list[Path], Path | None]:
+    """Return the folders that hold runs, and the one decision among the paths.
+
+    Raises:
+        InputError: there are two decisions.
+    """
+    folders: list[Path] = []
+    decisions: list[Path] = []
+    for path in paths:
+        if path.is_file() and path.suffix == ".json":
+            decisions.append(path)
+            continue
+        inside = path / "decision.json"
+        runs = path / "runs"
+        if inside.is_file():
+            decisions.append(inside)
+        if (inside.is_file() or (path / "campaign.json").is_file()) and runs.is_dir():
+            folders.append(runs)
+        elif not inside.is_file() or _holds_runs(path):
+            folders.append(path)
+    found = list(dict.fromkeys(decisions))
+    if len(found) > 1:
+        raise InputError(f"is a second decision beside {found[0]}", path=found[1])
+    return folders, found[0] if found else None
+
+
+def _holds_runs(path: Path) -> bool:
+    try:
+        return bool(find_folders([path]))
+    except InputError:
+        return False
+
+
+def decision_trouble(decision: Decision, runs: Sequence[RunView]) -> tuple[str, ...]:
+    """Say where the decision and the runs beside it are not of one piece."""
+    given = {run.identity.name for run in runs}
+    used = {item.run.name for item in decision.runs}
+    sentences = []
+    if runs and used - given:
+        sentences.append(f"Not on this page: {', '.join(sorted(used - given))}.")
+    if given - used:
+        sentences.append(f"Took no part in the decision: {', '.join(sorted(given - used))}.")
+    inputs = decision.provenance.inputs
+    changed = [
+        run.identity.name
+        for run in runs
+        if run.kernels is not None
+        and run.identity.name in used
+        and inputs.get(f"{run.identity.name}/kernels.json") != sha256_bytes(encode(run.kernels))
+    ]
+    if changed:
+        sentences.append(
+            f"The analysis shown of {', '.join(changed)} is not the one that the decision was made "
+            "from (its hash differs): windows and steps below may have other numbers."
+        )
+    return tuple(sentences)
 
 
 def _named(views: Sequence[RunView], sources: Sequence[Source]) -> tuple[RunView, ...]:

@@ -7,6 +7,10 @@ from msgspec import Struct
 from opprof.artifacts.common import SanityBlock
 from opprof.artifacts.comparison import Comparison
 from opprof.report.blocks import Block, Cell, Figure, Fold, Gates, Section, Terms, Text
+from opprof.report.decision.beside import beside_part, runs_part
+from opprof.report.decision.h1a import h1a_part
+from opprof.report.decision.h1b import h1b_part
+from opprof.report.decision.verdict import verdict_part
 from opprof.report.figures import load as load_figures
 from opprof.report.figures import shares as share_figures
 from opprof.report.figures import steps as step_figures
@@ -33,7 +37,44 @@ class Page(Struct, frozen=True):
 
 def build_page(report: ReportInput) -> Page:
     """Arrange the report: verdict first, then evidence, then gates, sanity and provenance."""
-    evidence = (
+    decided = decision_sections(report)
+    evidence = run_sections(report)
+    own = report_sanity(report, (*decided, *evidence))
+    overview = (verdict_section(report, own),) if report.runs else ()
+    return Page(
+        title=report.title,
+        banner=_banner(report),
+        sections=(
+            *decided,
+            *overview,
+            *evidence,
+            sanity_section(report, own),
+            provenance_section(report),
+            glossary_section(),
+        ),
+        sanity=own,
+    )
+
+
+def decision_sections(report: ReportInput) -> tuple[Section, ...]:
+    """Return the decision from outcome to raw number; nothing without one."""
+    decision = report.decision
+    if decision is None:
+        return ()
+    return (
+        verdict_part(decision, report.decision_trouble),
+        h1a_part(decision, report),
+        h1b_part(decision),
+        beside_part(decision),
+        runs_part(decision),
+    )
+
+
+def run_sections(report: ReportInput) -> tuple[Section, ...]:
+    """Return the evidence of the runs themselves; nothing without runs."""
+    if not report.runs:
+        return ()
+    return (
         shares_section(report),
         modes_section(report),
         ranking_section(report),
@@ -44,22 +85,11 @@ def build_page(report: ReportInput) -> Page:
         device_section(report),
         gates_section(report),
     )
-    own = report_sanity(report, evidence)
-    return Page(
-        title=report.title,
-        banner=_banner(report),
-        sections=(
-            verdict_section(report, own),
-            *evidence,
-            sanity_section(report, own),
-            provenance_section(report),
-            glossary_section(),
-        ),
-        sanity=own,
-    )
 
 
 def _banner(report: ReportInput) -> str:
+    if report.decision is not None and report.decision.simulated and not report.runs:
+        return "SIMULATED – the decision rests on runs of the embedded engine. No measurement."
     simulated = [run for run in report.runs if run.identity.simulated]
     if not simulated:
         return ""
@@ -297,6 +327,10 @@ def sanity_section(report: ReportInput, own: SanityBlock) -> Section:
         table = runs.sanity(f"sanity-{number}", caption, run.sanity_blocks(), flags_of(run))
         flags = Text(tuple(run.red_flags), tone="fail", bullets=True, heading="Red flags")
         blocks.append(Fold(caption, (flags, table) if run.red_flags else (table,)))
+    if report.decision is not None:
+        caption = "Sanity block of the decision"
+        parts = [("decision", report.decision.sanity)]
+        blocks.append(Fold(caption, (runs.sanity("sanity-decision", caption, parts),)))
     table = runs.sanity("sanity-report", "Sanity block of this report", [("report", own)])
     blocks.append(
         Fold("Sanity block of this report: its tables and figures", (table,), printed=False)
@@ -314,6 +348,9 @@ def provenance_section(report: ReportInput) -> Section:
     for number, run in enumerate(report.runs):
         table = runs.inputs(f"inputs-{number}", run)
         blocks.append(Fold(f"Input files of {run.label}", (table,), printed=False))
+    if report.decision is not None:
+        table = runs.origin("inputs-decision", "decision", report.decision.provenance)
+        blocks.append(Fold("Artefacts that the decision was made from", (table,), printed=False))
     lead = "What these figures were made from; the same hashes give the same page."
     return Section("provenance", "Provenance", lead, tuple(blocks))
 

@@ -154,7 +154,8 @@ def _sanity(report: ReportInput, page: Page) -> dict[str, object]:
         }
         for run in report.runs
     ]
-    return {"red_flags": page.sanity.red_flags, "runs": runs, "report": page.sanity}
+    found = {"red_flags": page.sanity.red_flags, "runs": runs, "report": page.sanity}
+    return found if report.decision is None else {**found, "decision": report.decision.sanity}
 
 
 def plain(value: Value) -> str:

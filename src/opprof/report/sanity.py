@@ -15,6 +15,8 @@ from opprof.report.blocks import Block, Figure, Section, Table, walk
 from opprof.report.inputs import ReportInput
 
 _SIGNED_COLUMNS = ("SMD", "I_mix")
+_SIGNED_TABLES = ("tau-", "h1a-", "h1b-", "decision-")
+"""Tables of differences: leads, contrasts, effects, deltas."""
 _SHARE_SLACK = 1e-6
 """Shares are stored as doubles; their sum may miss 1 by rounding alone."""
 
@@ -35,7 +37,8 @@ def _families(block: Block) -> list[SanityFamily]:
                 f"{block.ident}/{column.label}",
                 [row[index].sort for row in block.rows],
                 column.unit,
-                signed=column.label.startswith(_SIGNED_COLUMNS) or block.ident.startswith("tau-"),
+                signed=column.label.startswith(_SIGNED_COLUMNS)
+                or block.ident.startswith(_SIGNED_TABLES),
             )
             for index, column in enumerate(block.columns)
             if column.numeric and any(row[index].sort is not None for row in block.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opprof.artifacts.common import SanityBlock
+from opprof.artifacts.common import Provenance, SanityBlock
 from opprof.report.blocks import Cell, Flag, Table
 from opprof.report.formats import number, plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
@@ -117,6 +117,22 @@ def inputs(ident: str, run: RunView) -> Table:
         empty="The artefacts name no input file.",
         flags=flags_of(run),
     )
+
+
+def origin(ident: str, label: str, origin: Provenance) -> Table:
+    """Return the hashes that another artefact of the page was made from, its own first."""
+    own = {
+        f"protocol {origin.protocol_id}": origin.protocol_sha256,
+        f"mapping {origin.mapping_version}": origin.mapping_sha256,
+        f"code {origin.code_version}": origin.code_sha256,
+    }
+    hashes = {**own, **dict(sorted(origin.inputs.items()))}
+    rows = tuple(
+        (Cell(name, mono=True), Cell(digest or "none", mono=True))
+        for name, digest in hashes.items()
+    )
+    caption = f"What the {label} was made from"
+    return Table(ident=ident, caption=caption, columns=names("artefact", "SHA-256"), rows=rows)
 
 
 def sanity(

@@ -1,0 +1,1 @@
+"""A decision on the page: verdict, criteria, comparisons, windows, active steps, artefacts."""
