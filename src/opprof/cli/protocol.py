@@ -1,4 +1,4 @@
-"""``opprof protocol check|freeze|show``."""
+"""``opprof protocol check|freeze|show``; ``diff`` and ``amend`` stand in ``protocol_change``."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ from pathlib import Path
 import click
 
 from opprof.cli.options import json_option, print_json
+from opprof.cli.protocol_change import FROZEN_MODE, amend_command, diff_command, load
 from opprof.cli.protocol_tables import show_lines
 from opprof.errors import InputError, StateConflict
 from opprof.files import write_atomic
 from opprof.protocol.check import check_protocol
 from opprof.protocol.design import design, execution_order
-from opprof.protocol.load import PACKAGED, Protocol, load_protocol
-
-_FROZEN_MODE = 0o444
+from opprof.protocol.load import PACKAGED
 
 
 @click.group("protocol")
 def group() -> None:
-    """Check, freeze and show a pre-registered protocol.
+    """Check, freeze, amend and show a pre-registered protocol.
 
-    FILE is a protocol file or `phase3`, the packaged one. A draft is checked, its open decisions
-    are approved in freezing, and only the frozen file can start a campaign.
+    FILE is a protocol file or `phase3`, the packaged one. A draft is checked and frozen (its open
+    decisions are approved then); only a frozen file starts a campaign, and only an amendment
+    changes it.
     """
 
 
-def _load(source: str) -> Protocol:
-    protocol = load_protocol(source)
-    if protocol is None:
-        raise InputError("'none' is no protocol")
-    return protocol
+group.add_command(diff_command)
+group.add_command(amend_command)
 
 
 @group.command("check")
@@ -48,7 +45,7 @@ def check(source: str, as_json: bool) -> None:
     """
     from opprof.protocol.freeze import check_frozen
 
-    protocol = _load(source)
+    protocol = load(source)
     problems = check_protocol(protocol.file)
     frozen = check_frozen(protocol) if protocol.file.freeze is not None else []
     if as_json:
@@ -110,8 +107,8 @@ def freeze(
         raise StateConflict("exists already; a frozen protocol is never overwritten", path=out)
     day = date if date is not None else datetime.date.today().isoformat()
     approvals = Approvals(_numbers(approved, day), day if approve_all else None, by)
-    data = freeze_protocol(_load(source), approvals, date=day)
-    write_atomic(out, data, mode=_FROZEN_MODE)
+    data = freeze_protocol(load(source), approvals, date=day)
+    write_atomic(out, data, mode=FROZEN_MODE)
     made = parse_protocol(data, source=str(out))
     if as_json:
         print_json({"id": made.file.id, "sha256": made.sha256, "freeze": made.file.freeze})
@@ -137,7 +134,7 @@ def _numbers(texts: tuple[str, ...], day: str) -> dict[int, str]:
 @json_option
 def show(source: str, as_json: bool) -> None:
     """Show the design: cells, loads, windows, gates, order and cost."""
-    protocol = _load(source)
+    protocol = load(source)
     numbers = design(protocol.file)
     order = execution_order(protocol.file)
     if as_json:

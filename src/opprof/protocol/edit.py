@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from opprof.errors import InputError
@@ -64,24 +65,38 @@ def text_of(value: Any) -> str:
 
 def raw_at(text: str, path: Path) -> str:
     """Return the literal of the value at ``path`` as the file writes it."""
-    import tomlkit
-
-    item: Any = tomlkit.parse(text)
+    item: Any = _document(text)
     for name in path:
         item = item[name]
     # tomlkit hands out plain Python booleans.
     return text_of(item) if isinstance(item, bool) else str(item.as_string())
 
 
-def replace_at(text: str, path: Path, raw: str) -> str:
-    """Replace the value at ``path`` by a literal; comments and layout stay."""
+@lru_cache(maxsize=2)
+def _document(text: str) -> Any:
+    """Parse a text that several values are read from; the document is never changed."""
     import tomlkit
 
+    return tomlkit.parse(text)
+
+
+def replace_at(text: str, path: Path, raw: str) -> str:
+    """Replace the value at ``path`` by a literal; comments and layout stay."""
+    return replace_all(text, [(path, raw)])
+
+
+def replace_all(text: str, values: Sequence[tuple[Path, str]]) -> str:
+    """Replace the values at several paths (see :func:`replace_at`)."""
+    import tomlkit
+
+    if not values:
+        return text
     document = tomlkit.parse(text)
-    table: Any = document
-    for name in path[:-1]:
-        table = table[name]
-    table[path[-1]] = tomlkit.value(raw)
+    for path, raw in values:
+        table: Any = document
+        for name in path[:-1]:
+            table = table[name]
+        table[path[-1]] = tomlkit.value(raw)
     return tomlkit.dumps(document)
 
 

@@ -156,11 +156,12 @@ def _table(
         "approved": list(approved),
         "seal": edit.UNSEALED,
     }
-    lines = [f"{key} = {_inline(value)}" for key, value in values.items()]
+    lines = [f"{key} = {inline(value)}" for key, value in values.items()]
     return ["[freeze]", *lines], values
 
 
-def _inline(value: Any) -> str:
+def inline(value: Any) -> str:
+    """Return a value as a literal of one line."""
     if isinstance(value, dict):
         inside = ", ".join(f"{edit.text_of(k)} = {edit.text_of(v)}" for k, v in value.items())
         return f"{{ {inside} }}"

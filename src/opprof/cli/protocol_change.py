@@ -1,0 +1,193 @@
+"""``opprof protocol diff|amend``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from opprof.cli.options import json_option, print_json
+from opprof.errors import InputError, StateConflict
+from opprof.files import write_atomic
+from opprof.protocol.load import Protocol, load_protocol, parse_protocol
+
+FROZEN_MODE = 0o444
+
+
+def load(source: str) -> Protocol:
+    """Read a protocol that must be one.
+
+    Raises:
+        InputError: "none" was given, or the file cannot be used.
+    """
+    protocol = load_protocol(source)
+    if protocol is None:
+        raise InputError("'none' is no protocol")
+    return protocol
+
+
+@click.command("diff")
+@click.argument("old", metavar="A")
+@click.argument("new", metavar="B")
+@json_option
+def diff_command(old: str, new: str, as_json: bool) -> None:
+    """Show what B says differently from A: key, values, what it decides, which cells it touches.
+
+    Layout, comments and the order of rows make no difference. A key that decides nothing (text,
+    budget, placement) touches no run. "from kept data" marks what can be judged again without
+    running anything.
+    """
+    before, after = load(old), load(new)
+    answer = _answer(before, after)
+    if as_json:
+        print_json(answer)
+        return
+    for row in answer["changes"]:
+        click.echo(f"{row['key']}: {_value(row['old'])} -> {_value(row['new'])}")
+        click.echo(f"    {_meaning(row, answer['cells'])}")
+    if not answer["changes"]:
+        click.echo("the two protocols say the same")
+    for line in _history(before, after, [row["key"] for row in answer["records"]]):
+        click.echo(line)
+
+
+def _history(before: Protocol, after: Protocol, keys: list[str]) -> list[str]:
+    """Say which amendments came or went, and which other records differ."""
+    rows = [{(row.id, row.title): row for row in p.file.amendments} for p in (before, after)]
+    lines = [
+        f"amendment {sign}: {row.date} {row.id} {row.title}"
+        + (f": {row.reason}" if row.reason else "")
+        for sign, here, there in (("added", rows[1], rows[0]), ("missing", rows[0], rows[1]))
+        for key, row in here.items()
+        if key not in there
+    ]
+    others = [key for key in keys if key not in ("amendments", "freeze.seal")]
+    return lines + ([f"other records that differ: {', '.join(others)}"] if others else [])
+
+
+def _answer(before: Protocol, after: Protocol) -> dict[str, Any]:
+    from opprof.protocol.design import cells
+    from opprof.protocol.diff import all_changes
+    from opprof.protocol.impact import impact
+
+    return {
+        "old_sha256": before.sha256,
+        "new_sha256": after.sha256,
+        "cells": sorted({*cells(before.file), *cells(after.file)}),
+        "changes": [
+            {
+                "key": touch.change.key,
+                "old": touch.change.old,
+                "new": touch.change.new,
+                "kind": touch.change.kind,
+                "decides": touch.change.decides,
+                "cells": sorted(touch.cells),
+                "roles": sorted(touch.roles),
+                "load_points": sorted(touch.load_points) if touch.cells else [],
+                "rejudgeable": touch.rejudgeable,
+            }
+            for touch in impact(before.file, after.file).touches
+        ],
+        "records": [
+            {"key": change.key, "old": change.old, "new": change.new}
+            for change in all_changes(before.file, after.file)
+            if change.kind == "record"
+        ],
+    }
+
+
+def _value(value: Any) -> str:
+    text = "absent" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _meaning(row: dict[str, Any], cells: list[tuple[str, str]]) -> str:
+    if not row["decides"]:
+        return f"{row['kind']}; decides no result"
+    if not row["cells"]:
+        return f"{row['kind']}; touches no run"
+    touched = [tuple(cell) for cell in row["cells"]]
+    names = " ".join("/".join(cell) for cell in touched)
+    where = "all cells" if set(cells) <= set(touched) else names
+    how = "from kept data" if row["rejudgeable"] else "runs would have been other ones"
+    loads = "" if len(row["load_points"]) != 1 else f", {row['load_points'][0]} only"
+    return f"{row['kind']}; touches {where} ({', '.join(row['roles'])}{loads}); {how}"
+
+
+@click.command("amend")
+@click.argument("source", metavar="FROZEN")
+@click.option("--id", "identity", required=True, metavar="A-X-1", help="Id of the amendment.")
+@click.option("--title", required=True, help="Its title; id and title together must be new.")
+@click.option("--reason", required=True, help="Why, for the readers of the report.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="New value of a key, as TOML or plain text: gates.warmup_completions_min=16, "
+    "patterns.P10.drain_budget_s=600, pinned.hardware=NVIDIA H200. Repeatable.",
+)
+@click.option(
+    "--rejudge",
+    is_flag=True,
+    help="Judge completed runs again from kept raw data; both verdicts stay.",
+)
+@click.option(
+    "--refresh-installation",
+    "refresh",
+    is_flag=True,
+    help="Also bind to this installation's client, plugin, hooks and mapping tables.",
+)
+@click.option("--date", metavar="YYYY-MM-DD", help="Date of the amendment (default: today).")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Amended file to write; must not exist.",
+)
+@json_option
+def amend_command(
+    source: str,
+    identity: str,
+    title: str,
+    reason: str,
+    settings: tuple[str, ...],
+    rejudge: bool,
+    refresh: bool,
+    date: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Append a dated amendment to a frozen protocol.
+
+    Sets the named keys and records the amendment with its reason, old and new values, and the
+    hash of FROZEN. Whether a campaign may take it depends on what has been run: `opprof protocol
+    diff` shows the touched cells.
+    """
+    from opprof.protocol.amend import Request, amend_protocol
+
+    if out.exists():
+        raise StateConflict("exists already; a frozen protocol is never overwritten", path=out)
+    day = date if date is not None else datetime.date.today().isoformat()
+    pairs = [_setting(text) for text in settings]
+    frozen = load(source)
+    data = amend_protocol(frozen, Request(identity, title, reason, day, pairs, rejudge, refresh))
+    write_atomic(out, data, mode=FROZEN_MODE)
+    made = parse_protocol(data, source=str(out))
+    answer = _answer(frozen, made)
+    if as_json:
+        print_json({"id": made.file.id, "sha256": made.sha256, **answer})
+        return
+    click.echo(f"{made.file.id}: amended as {out}, {made.sha256}")
+    for row in answer["changes"]:
+        click.echo(f"  {row['key']}: {_meaning(row, answer['cells'])}")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip() or not value.strip():
+        raise InputError(f"--set {text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
