@@ -36,10 +36,13 @@ MIN_DISTINCT = 4
 
 _BLOCK = 1 << 20
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)
-_PAIRS = 1 << 16
-_HEAVY = 64
+_ROWS = 1 << 14
 _REACH = MIN_CHARS * 4
 """Bytes that 32 characters of UTF-8 may take."""
+_NARROW = (-GRAM, 2 * GRAM)
+_WIDE = (-_REACH, GRAM + _REACH)
+_REMEMBERED = 1 << 17
+_UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,10 @@ class GramIndex:
         self._bitmap = np.zeros(1 << (self._bits - 3), np.uint8)
         self._fill()
         self._entries.sort()
-        self._heavy: dict[int, NDArray[Any]] = {}
+        self._cold: dict[bytes, Any] = {}
+        """Surroundings of 48 bytes that agree nowhere in 32."""
+        self._warm: dict[bytes, Any] = {}
+        """Surroundings of 272 bytes with their longest match, or None."""
 
     @property
     def memory_bytes(self) -> int:
@@ -110,14 +116,15 @@ class GramIndex:
     def find(self, stream: bytes) -> Iterator[Match]:
         """Yield matches of 32 characters or more that hold :data:`MIN_DISTINCT` different ones.
 
-        Of matches that overlap in the stream only the first is told.
+        A match is told as far as 128 bytes around its gram; one that ends within what was told
+        already is not told again.
         """
         if not self._size or len(stream) < GRAM:
             return
         told = -1
         for at, hashed in self._hits(stream):
             for match in self._verify(stream, at, hashed):
-                if match.start >= told:
+                if match.start + len(match.text) > told:
                     told = match.start + len(match.text)
                     yield match
 
@@ -143,64 +150,82 @@ class GramIndex:
                 yield passed[there] * 8 + phase, upper[there]
 
     def _verify(self, stream: bytes, at: NDArray[Any], upper: UInt64) -> Iterator[Match]:
-        """Compare hits with the text itself, gram by gram."""
+        """Compare hits with the text itself, each surrounding once.
+
+        Whether 32 bytes agree depends on the 48 around the gram alone, and whether 32 telling
+        characters do on the 272 around it (a match that tells further away has a gram of its own).
+        Traces repeat their names without end, so both answers are remembered.
+        """
         import numpy as np
 
-        order = np.argsort(upper, kind="stable")
-        borders = np.flatnonzero(np.diff(upper[order])) + 1
-        found: list[Match] = []
-        for group in np.split(order, borders):
-            sources = self._sources(int(upper[group[0]]))
-            places = at[group]
-            rows = max(1, _PAIRS // len(sources))
-            for first in range(0, len(places), rows):
-                found += self._compare(stream, places[first : first + rows], sources)
-        yield from sorted(found, key=lambda match: match.start)
+        values = np.frombuffer(stream, np.uint8)
+        for first in range(0, len(at), _ROWS):
+            places, hashes = at[first : first + _ROWS], upper[first : first + _ROWS]
+            windows = _rows(values, places, _NARROW)
+            for number in range(len(places)):
+                window = windows[number].tobytes()
+                if window in self._cold:
+                    continue
+                sources = self._alike(int(hashes[number]), windows[number])
+                if not len(sources):
+                    _remember(self._cold, window, None)
+                    continue
+                match = self._longest(stream, int(places[number]), sources)
+                if match is not None:
+                    yield match
 
-    def _sources(self, upper: int) -> NDArray[Any]:
-        """Positions in the text of one gram hash; of many alike, one for each surrounding."""
+    def _alike(self, upper: int, window: NDArray[Any]) -> NDArray[Any]:
+        """Positions of a gram in the text where at least 32 bytes agree with the window."""
         import numpy as np
 
-        known = self._heavy.get(upper)
-        if known is not None:
-            return known
         low, high = upper, upper | ((1 << self._low) - 1)
         first = int(np.searchsorted(self._entries, np.uint64(low)))
         last = int(np.searchsorted(self._entries, np.uint64(high), side="right"))
-        numbers = (self._entries[first:last] & ~self._mask).astype(np.int64)
-        places = numbers // self.step * GRAM + numbers % self.step
-        if len(places) > _HEAVY:
-            around: dict[bytes, int] = {}
-            for place in places.tolist():
-                start = max(0, place - _REACH)
-                around.setdefault(bytes(self.text[start : place + GRAM + _REACH]), place)
-            places = np.fromiter(around.values(), np.int64)
-            self._heavy[upper] = places
-        return places
+        text = np.frombuffer(self.text, np.uint8)
+        found = []
+        for start in range(first, last, _ROWS):
+            numbers = (self._entries[start : min(start + _ROWS, last)] & ~self._mask).astype(
+                np.int64
+            )
+            places = numbers // self.step * GRAM + numbers % self.step
+            same = (near := _rows(text, places, _NARROW)) == window[None, :]
+            same &= near != 0
+            middle = same[:, GRAM : 2 * GRAM].all(axis=1)
+            before = np.logical_and.accumulate(same[:, GRAM - 1 :: -1], axis=1).sum(axis=1)
+            after = np.logical_and.accumulate(same[:, 2 * GRAM :], axis=1).sum(axis=1)
+            found.append(places[middle & (before + after >= GRAM)])
+        return np.concatenate(found)
 
-    def _compare(
-        self, stream: bytes, places: NDArray[Any], sources: NDArray[Any]
-    ) -> Iterator[Match]:
-        """Yield the matches among all pairs: first by bytes, all at once, then by characters."""
+    def _longest(self, stream: bytes, at: int, sources: NDArray[Any]) -> Match | None:
+        """Return the longest telling match around a gram; None when none tells anything."""
         import numpy as np
 
-        span = np.arange(-GRAM, 2 * GRAM)
-        left = _rows(np.frombuffer(stream, np.uint8), places, span)
-        near = np.frombuffer(b"".join(self._near(place) for place in sources.tolist()), np.uint8)
-        right = near.reshape(len(sources), len(span))
-        same = (left[:, None, :] == right[None, :, :]) & (right != 0)[None, :, :]
-        middle = same[:, :, GRAM : 2 * GRAM].all(axis=2)
-        before = np.logical_and.accumulate(same[:, :, GRAM - 1 :: -1], axis=2).sum(axis=2)
-        after = np.logical_and.accumulate(same[:, :, 2 * GRAM :], axis=2).sum(axis=2)
-        for place, source in zip(*np.nonzero(middle & (before + after >= GRAM)), strict=True):
-            match = self._extend(stream, int(places[place]), int(sources[source]))
-            if match is not None:
-                yield match
-
-    def _near(self, place: int) -> bytes:
-        start = place - GRAM
-        part = bytes(self.text[max(0, start) : place + 2 * GRAM])
-        return part.rjust(len(part) + max(0, -start), b"\x00").ljust(3 * GRAM, b"\x00")
+        start = max(0, at - _REACH)
+        wide = stream[start : at + GRAM + _REACH]
+        key = wide + bytes([at - start])
+        known = self._warm.get(key, _UNKNOWN)
+        if known is not None and known is not _UNKNOWN:
+            left, source, text = known
+            return Match(at - left, source, text)
+        if known is None:
+            return None
+        if len(sources) > 1:
+            # Of places with the same surroundings one is enough.
+            text_values = np.frombuffer(self.text, np.uint8)
+            rows = _rows(text_values, sources, _WIDE)
+            _, kept = np.unique(rows, axis=0, return_index=True)
+            sources = sources[kept]
+        best: Match | None = None
+        for source in sources.tolist():
+            match = self._extend(wide, at - start, source)
+            if match is not None and (best is None or len(match.text) > len(best.text)):
+                best = match
+        if best is None:
+            _remember(self._warm, key, None)
+            return None
+        left = at - start - best.start
+        _remember(self._warm, key, (left, best.source, best.text))
+        return Match(at - left, best.source, best.text)
 
     def _extend(self, stream: bytes, at: int, source: int) -> Match | None:
         """Grow a match to both sides; None when it is too short or says nothing."""
@@ -217,10 +242,15 @@ class GramIndex:
             end, other = end + 1, other + 1
         text = stream[first_stream:end]
         # Half a character at either side is none.
-        characters = text.decode("utf-8", "ignore")
-        if not _telling(characters):
+        if not _telling(text.decode("utf-8", "ignore")):
             return None
         return Match(first_stream, first_source, text)
+
+
+def _remember(memory: dict[bytes, Any], key: bytes, value: object) -> None:
+    if len(memory) >= _REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 def _telling(characters: str) -> bool:
@@ -231,13 +261,16 @@ def _telling(characters: str) -> bool:
     )
 
 
-def _rows(values: NDArray[Any], places: NDArray[Any], span: NDArray[Any]) -> NDArray[Any]:
-    """Return uint8[places, span], 0 outside of the stream."""
+def _rows(values: NDArray[Any], places: NDArray[Any], reach: tuple[int, int]) -> NDArray[Any]:
+    """Return uint8[places, reach] around each place, 0 outside of the values."""
     import numpy as np
 
-    at = places[:, None] + span[None, :]
+    at = places[:, None] + np.arange(*reach)[None, :]
     inside = (at >= 0) & (at < len(values))
-    return np.where(inside, values[np.where(inside, at, 0)], 0)
+    at[~inside] = 0
+    rows: NDArray[Any] = values[at]
+    rows[~inside] = 0
+    return rows
 
 
 def _hash(first: UInt64, second: UInt64) -> UInt64:

@@ -201,11 +201,12 @@ class Scanner:
                 log.tally.public += 1
                 continue
             count = len(match.text.decode("utf-8", "ignore"))
-            detail = f"{count} characters of the prompt at {private.where(match.source)}"
+            where = private.where(match.source)
+            detail = f"{count} characters or more of the prompt at {where}"
             kind: FindingKind = (
                 "prompt_text" if private.kind == "prompt_text" else "prompt_token_ids"
             )
-            log.add(kind, inside, detail, offset)
+            log.add(kind, inside, detail, offset, once=where)
 
 
 @dataclass
@@ -215,12 +216,23 @@ class _Log:
     tally: _Tally
     name: str
 
-    def add(self, kind: FindingKind, inside: str, detail: str, offset: int | None = None) -> None:
-        finding = ScanFinding(self.name, inside, kind, detail, offset)
-        for known in self.tally.findings:
-            if (known.inside, known.kind, known.detail) == (inside, kind, detail):
-                return
-        self.tally.findings.append(finding)
+    told: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def add(
+        self,
+        kind: FindingKind,
+        inside: str,
+        detail: str,
+        offset: int | None = None,
+        *,
+        once: str = "",
+    ) -> None:
+        """Tell a finding; ``once`` names what makes two of them the same, else the detail does."""
+        key = (kind, inside, once or detail)
+        if key in self.told:
+            return
+        self.told.add(key)
+        self.tally.findings.append(ScanFinding(self.name, inside, kind, detail, offset))
         if len(self.tally.findings) >= FINDINGS_A_FILE:
             raise _Enough
 

@@ -1,0 +1,194 @@
+"""The privacy scan: speed and memory, against inflating and hashing the same files.
+
+    python bench/scan.py [--runs DIR] [--prompts N] [--tokens N] [--rounds R] [--ids]
+
+Ours: ``scan_tree`` over DIR with one thread, against a private manifest of N prompts of N tokens
+(four characters a token; with ``--ids`` arrays of token ids). Half a percent of the prompts' words
+are names cut out of DIR's own traces, as in chats about code: grams that both sides share must be
+compared, so text that shared nothing would flatter the scan. Floor: every file read, inflated and
+hashed (SHA-256 of the stored and of the inflated bytes), which any check of these files costs.
+Peer: ``grep -F`` for a single 32-character string over the inflated files, where GNU grep is there;
+it decodes nothing and looks for one string instead of all.
+
+Each side is a process of its own and is measured by its CPU time; memory is its peak. A round
+measures all of them, one after the other; figures are the medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from opprof.integrity.check import scan_folder
+
+ROOT = Path(__file__).resolve().parents[1]
+LETTERS = np.frombuffer(b"eeeeettttaaaooiinnsshhrrddlucmfwypvbgk      ", np.uint8)
+
+
+def shared_names(runs: Path) -> list[bytes]:
+    """Return names of a trace, each cut below 32 characters."""
+    import isal.igzip as igzip
+
+    path = next(iter(sorted(runs.rglob("*.gz"))))
+    with igzip.open(path) as stream:
+        text = stream.read(8 << 20)
+    names = {part.split(b'"')[0][:28] for part in text.split(b'"name": "')[1:]}
+    return sorted(name for name in names if len(name) >= 16)
+
+
+def write_manifest(path: Path, runs: Path, prompts: int, tokens: int, *, ids: bool) -> None:
+    """Write a manifest of random prompts."""
+    random = np.random.default_rng(1)
+    names = shared_names(runs)
+    with path.open("wb") as out:
+        for _ in range(prompts):
+            if ids:
+                row = random.integers(0, 151_936, tokens).tolist()
+                out.write(b'{"prompt_token_ids":' + json.dumps(row, separators=(",", ":")).encode())
+            else:
+                letters = LETTERS[random.integers(0, len(LETTERS), tokens * 4)].tobytes()
+                words = bytearray(letters)
+                for at in random.integers(0, len(words) - 40, tokens // 200).tolist():
+                    name = names[at % len(names)]
+                    words[at : at + len(name)] = name
+                out.write(b'{"prompt":' + json.dumps(words.decode("latin-1")).encode())
+            out.write(b"}\n")
+
+
+def ours(runs: Path, manifest: Path) -> dict[str, float]:
+    """Index the manifest and scan the folder in this process."""
+    from opprof.integrity.scan import Scanner, scan_tree
+    from opprof.integrity.source import read_private
+
+    begin = time.process_time()
+    source = read_private([manifest])
+    indexed = time.process_time()
+    report = scan_tree(runs, Scanner(source), private_dirs=0)
+    done = time.process_time()
+    return {
+        "index_s": indexed - begin,
+        "cpu_s": done - indexed,
+        "bytes": report.stream_bytes,
+        "findings": len(report.findings),
+        "index_bytes": report.index_bytes,
+        "step": (source.texts or source.ids)[0].index.step,
+        "rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def floor(runs: Path) -> dict[str, float]:
+    """Read, inflate and hash every file in this process."""
+    from isal import isal_zlib
+
+    begin, size = time.process_time(), 0
+    for path in sorted(p for p in runs.rglob("*") if p.is_file()):
+        stored, inflated = sha256(), sha256()
+        engine = isal_zlib.decompressobj(31) if path.suffix == ".gz" else None
+        with path.open("rb") as stream:
+            while chunk := stream.read(1 << 16):
+                stored.update(chunk)
+                text = chunk if engine is None else engine.decompress(chunk)
+                if engine is not None:
+                    inflated.update(text)
+                size += len(text)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"cpu_s": time.process_time() - begin, "bytes": size, "rss_bytes": rss}
+
+
+def grep(runs: Path) -> float | None:
+    """CPU seconds of grep alone, looking for one string in the inflated files."""
+    if shutil.which("grep") is None:
+        return None
+    import isal.igzip as igzip
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with subprocess.Popen(
+        ["grep", "-c", "-F", "a string of thirty-two characters"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdin is not None
+        for path in sorted(p for p in runs.rglob("*") if p.is_file()):
+            opened: Any = igzip.open(path) if path.suffix == ".gz" else path.open("rb")
+            with opened as stream:
+                shutil.copyfileobj(stream, process.stdin, 1 << 20)
+        process.stdin.close()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def child(*arguments: str) -> dict[str, Any]:
+    """Run one side in a process of its own."""
+    command = [sys.executable, __file__, "--child", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=ROOT / "examples" / "h200-runs")
+    parser.add_argument("--prompts", type=int, default=400)
+    parser.add_argument("--tokens", type=int, default=9000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ids", action="store_true")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        side, runs, *rest = options.child
+        print(json.dumps(ours(Path(runs), Path(rest[0])) if side == "ours" else floor(Path(runs))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = Path(folder) / "private.jsonl"
+        write_manifest(manifest, options.runs, options.prompts, options.tokens, ids=options.ids)
+        size = manifest.stat().st_size
+        # A planted secret must be found, else the figures say nothing.
+        canary = Path(folder) / "canary"
+        canary.mkdir()
+        line = json.loads(manifest.open("rb").readline())
+        planted = line["prompt"][1000:1400] if "prompt" in line else line["prompt_token_ids"][:40]
+        (canary / "a.json").write_text(json.dumps({"x": planted}))
+        if not options.ids and options.prompts * options.tokens < 10_000_000:
+            assert scan_folder(canary, manifests=[manifest]).findings
+        rounds = []
+        for _ in range(options.rounds):
+            rounds.append(
+                (
+                    child("ours", str(options.runs), str(manifest)),
+                    child("floor", str(options.runs)),
+                    grep(options.runs),
+                )
+            )
+    scans, floors = [r[0] for r in rounds], [r[1] for r in rounds]
+    volume = scans[0]["bytes"]
+    spent = median(s["cpu_s"] for s in scans)
+    base = median(f["cpu_s"] for f in floors)
+    print(f"private   {options.prompts} prompts of {options.tokens} tokens, {size / 1e6:.0f} MB")
+    print(f"artefacts {volume / 1e6:.0f} MB inflated, {scans[0]['findings']} findings")
+    print(
+        f"index     {median(s['index_s'] for s in scans):.1f} s, "
+        f"{scans[0]['index_bytes'] / 1e6:.0f} MB with the text, step {scans[0]['step']}"
+    )
+    print(f"scan      {spent:.2f} s CPU, {volume / 1e6 / spent:.0f} MB/s")
+    print(f"floor     {base:.2f} s CPU, {floors[0]['bytes'] / 1e6 / base:.0f} MB/s")
+    print(f"ratio     {median(s['cpu_s'] / f['cpu_s'] for s, f, _ in rounds):.2f} of the floor")
+    greps = [g for _, _, g in rounds if g is not None]
+    if greps:
+        print(f"grep -F   {volume / 1e6 / median(greps):.0f} MB/s for one string, nothing decoded")
+    print(f"memory    {max(s['rss_bytes'] for s in scans) / 1e6:.0f} MB peak")
+
+
+if __name__ == "__main__":
+    main()
