@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     UInt64 = NDArray[Any]
 
 GRAM = 16
-BUDGET_BYTES = 256 << 20
+BUDGET_BYTES = 512 << 20
 """Of the sorted entries; the densest sampling that fits is taken."""
 MIN_DISTINCT = 4
 """Different characters that 32 in a row need: rulers and rows of zeros are nobody's prompt."""
@@ -116,16 +116,16 @@ class GramIndex:
     def find(self, stream: bytes) -> Iterator[Match]:
         """Yield matches of 32 characters or more that hold :data:`MIN_DISTINCT` different ones.
 
-        A match is told as far as 128 bytes around its gram; one that ends within what was told
-        already is not told again.
+        A match is told as far as 128 bytes around its gram, each stretch once.
         """
         if not self._size or len(stream) < GRAM:
             return
-        told = -1
+        told: set[tuple[int, int]] = set()
         for at, hashed in self._hits(stream):
             for match in self._verify(stream, at, hashed):
-                if match.start + len(match.text) > told:
-                    told = match.start + len(match.text)
+                stretch = (match.start, len(match.text))
+                if stretch not in told:
+                    told.add(stretch)
                     yield match
 
     def _hits(self, stream: bytes) -> Iterator[tuple[NDArray[Any], UInt64]]:
@@ -162,17 +162,19 @@ class GramIndex:
         for first in range(0, len(at), _ROWS):
             places, hashes = at[first : first + _ROWS], upper[first : first + _ROWS]
             windows = _rows(values, places, _NARROW)
-            for number in range(len(places)):
-                window = windows[number].tobytes()
+            kinds, inverse = _distinct(windows)
+            for kind, row in enumerate(kinds.tolist()):
+                window = windows[row].tobytes()
                 if window in self._cold:
                     continue
-                sources = self._alike(int(hashes[number]), windows[number])
+                sources = self._alike(int(hashes[row]), windows[row])
                 if not len(sources):
                     _remember(self._cold, window, None)
                     continue
-                match = self._longest(stream, int(places[number]), sources)
-                if match is not None:
-                    yield match
+                for number in np.flatnonzero(inverse == kind).tolist():
+                    match = self._longest(stream, int(places[number]), sources)
+                    if match is not None:
+                        yield match
 
     def _alike(self, upper: int, window: NDArray[Any]) -> NDArray[Any]:
         """Positions of a gram in the text where at least 32 bytes agree with the window."""
@@ -259,6 +261,21 @@ def _telling(characters: str) -> bool:
         len(set(characters[start : start + MIN_CHARS])) >= MIN_DISTINCT
         for start in range(len(characters) - MIN_CHARS + 1)
     )
+
+
+def _distinct(windows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return (a row of each distinct kind, kind of every row) of uint8[rows, 48]."""
+    import numpy as np
+
+    words = np.ascontiguousarray(windows).view(np.uint64)
+    mixed = words[:, 0].copy()
+    for column in range(1, words.shape[1]):
+        mixed = _hash(mixed, words[:, column])
+    _, rows, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+    if not (words == words[rows][inverse]).all():
+        # Two kinds with one hash: tell all rows apart.
+        rows = inverse = np.arange(len(windows))
+    return rows, inverse
 
 
 def _rows(values: NDArray[Any], places: NDArray[Any], reach: tuple[int, int]) -> NDArray[Any]:
