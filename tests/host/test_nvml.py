@@ -263,6 +263,18 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch)
         NvmlHost("box")
 
 
+def test_vllms_own_copy_is_found_without_importing_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vllm"
+    (package / "third_party").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "third_party" / "pynvml.py").write_text("class NVMLError(Exception): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    assert nvml_library.import_pynvml().NVMLError.__name__ == "NVMLError"
+
+
 def test_disk(stub: StubNvml, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"xyz")
     host = open_host(stub)

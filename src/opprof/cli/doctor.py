@@ -1,4 +1,4 @@
-"""``opprof doctor``: what the vLLM plugin would hook on this machine, and whether it fits."""
+"""``opprof doctor``: what the vLLM plugin would hook here, whether it fits; the machine itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from opprof._version import __version__
-from opprof.cli.options import json_option, print_json
+from opprof.cli.options import json_option, print_json, protocol_option
 
 GROUP = "vllm.general_plugins"
 
@@ -23,12 +23,48 @@ GROUP = "vllm.general_plugins"
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of the vllm package to look at (default: the one this Python would import).",
 )
+@click.option(
+    "--host",
+    "look_at_host",
+    is_flag=True,
+    help="Show this machine instead: GPUs, clocks, processes, NUMA, load, versions. Reads only.",
+)
+@click.option(
+    "--host-file",
+    metavar="FILE|dash0",
+    help="With --host: a machine from a file (rehearsals), or a packaged one.",
+)
+@click.option("--gpus", metavar="LIST", help="With --host: only these physical GPUs, as 0,2-3.")
+@click.option(
+    "--python", metavar="PATH", help="With --host: versions of this interpreter (the engine's)."
+)
+@protocol_option
 @json_option
-def doctor(package: Path | None, as_json: bool) -> None:
+def doctor(
+    package: Path | None,
+    look_at_host: bool,
+    host_file: str | None,
+    gpus: str | None,
+    python: str | None,
+    protocol_source: str | None,
+    as_json: bool,
+) -> None:
     """Show what would be hooked in the installed vLLM, and whether it fits. Starts nothing.
 
-    Exit code 0: it fits, or there is no vLLM here; 1: the plugin would refuse this vLLM.
+    With --host, show the machine as a campaign would record it.
+
+    Exit code 0: it fits, or there is no vLLM here; 1: the plugin would refuse this vLLM, or the
+    machine cannot be asked.
     """
+    if look_at_host or host_file is not None:
+        from opprof.cli.host_report import examine_host, show_host
+
+        found = examine_host(host_file, gpus, python, protocol_source)
+        if as_json:
+            print_json(found)
+        else:
+            show_host(found)
+        return
     report = examine(package)
     if as_json:
         print_json(report)

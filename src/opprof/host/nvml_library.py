@@ -6,9 +6,11 @@ process that asks: a fork inherits nothing usable, so the process id is watched.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -32,19 +34,38 @@ class NotTold(Exception):
 
 
 def import_pynvml() -> ModuleType:
-    """Return NVIDIA's ``pynvml``.
+    """Return NVIDIA's ``pynvml``: the installed one, else the copy that vLLM brings along.
 
     Raises:
-        EnvironmentFailure: it is not installed.
+        EnvironmentFailure: there is neither.
     """
     try:
         import pynvml
     except ImportError as error:
-        raise EnvironmentFailure(
-            "nvidia-ml-py is not installed: pip install 'opprof[campaign]'"
-        ) from error
+        copy = vllm_copy()
+        if copy is None:
+            raise EnvironmentFailure(
+                "nvidia-ml-py is not installed: pip install 'opprof[campaign]'"
+            ) from error
+        return copy
     module: ModuleType = pynvml
     return module
+
+
+def vllm_copy() -> ModuleType | None:
+    """Load ``vllm/third_party/pynvml.py`` by itself; importing vLLM would take seconds."""
+    try:
+        package = importlib.util.find_spec("vllm")
+    except (ImportError, ValueError):
+        return None
+    for folder in [] if package is None else package.submodule_search_locations or []:
+        path = Path(folder) / "third_party" / "pynvml.py"
+        spec = importlib.util.spec_from_file_location("opprof_vllm_pynvml", path)
+        if path.is_file() and spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+    return None
 
 
 class Nvml:
