@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from opprof.artifacts.campaign import RunRecord
 from opprof.campaign.forecast import Forecast, Outcome, play
-from opprof.campaign.ledger import CONSUMED, balance, hours_ns, ledger_problems, open_reservations
+from opprof.campaign.ledger import (
+    CONSUMED,
+    balance,
+    hours_ns,
+    ledger_problems,
+    open_reservations,
+    settle,
+)
 from opprof.campaign.plan import gives_rate, group_of, planned_runs, verdict
 from opprof.campaign.waves import Done, Where
 from opprof.host.cpus import parse_cpus
@@ -242,3 +249,16 @@ def test_the_matrix_is_launched_in_the_protocols_order(case: Case) -> None:
     order = [r.run for r in planned_runs(case.protocol) if group_of(r) == "matrix"]
     launched = [run for w in played(case).waves if w.wave.group == "matrix" for run in w.wave.runs]
     assert launched == [run for run in order if run in set(launched)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.floats(0, 1))
+def test_a_ledger_cut_anywhere_is_settled_from_the_state_files(case: Case, part: float) -> None:
+    forecast = played(case)
+    kept = list(forecast.charges[: 1 + round(part * (len(forecast.charges) - 1))])
+    added = settle(kept, forecast.records, wall_ns=10**18, simulated=True)
+    assert ledger_problems([*kept, *added], forecast.records) == []
+    assert open_reservations([*kept, *added]) == {}
+    whole, mended = balance(forecast.charges), balance([*kept, *added])
+    assert abs(mended.consumed_ns - whole.consumed_ns) <= 1_000_000 * len(forecast.charges)
+    assert settle([*kept, *added], forecast.records, wall_ns=10**18, simulated=True) == []
