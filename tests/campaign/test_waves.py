@@ -285,3 +285,15 @@ def test_a_lane_goes_on_to_moderate_only_after_an_accepted_saturation() -> None:
     # Its exact rerun has no reservation in this wave.
     assert next_in_lane(lane, after(fault="infrastructure")) is None
     assert wave_of(after(fault="infrastructure")).lanes[0].runs == lane.runs
+
+
+def test_the_runs_of_the_check_are_no_part_of_the_matrix() -> None:
+    records = burned(["P01/C00"])
+    wave = wave_of(records)
+    check = msgspec.structs.replace(
+        records[0], run="solo-saturation-P05-C00-saturation-colocation", role="colocation", order=0
+    )
+    for state in ("pending", "loading", "failed"):
+        other = msgspec.structs.replace(check, state=state)
+        assert wave_of([other, *records]).runs == wave.runs
+        assert next_in_lane(wave.lanes[0], [other, *records]) == "P01-C00-saturation"

@@ -88,3 +88,98 @@ def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:
 def test_bad_arguments_are_one_message(arguments: list[str], reason: str) -> None:
     result = _plan(*arguments)
     assert reason in str(result.exception)
+
+
+def _campaign(folder: Path, *, waves: int) -> Path:
+    """A campaign's folder after so many waves, as its controller would have left it."""
+    from opprof.artifacts.campaign import Campaign
+    from opprof.campaign.costs import Pace
+    from opprof.campaign.forecast import expected_outcomes, play
+    from opprof.campaign.ledger_file import NAME, create_ledger
+    from opprof.campaign.plan import planned_runs
+    from opprof.campaign.store import Store, pretty
+    from opprof.campaign.waves import Where
+    from opprof.files import write_atomic
+    from opprof.host.fake import FakeHost
+    from opprof.host.fake_file import load_machine
+    from opprof.protocol import load_protocol
+    from opprof.protocol.load import packaged_path
+
+    protocol = load_protocol("phase3")
+    assert protocol is not None
+    pace, file = Pace(1.0, 60.0), protocol.file
+    where = Where((FakeHost(load_machine("dash0")).topology(),), {"dash0": 8}, 18000)
+    forecast = play(
+        planned_runs(file),
+        where,
+        file,
+        pace,
+        expected_outcomes(file, pace, "none"),
+        waves_max=waves,
+    )
+    store = Store(folder, wall_ns=lambda: 10**15)
+    write_atomic(store.protocol, packaged_path().read_bytes())
+    for record in forecast.records:
+        store.save(record)
+    create_ledger(folder / NAME, forecast.charges[0]).append(forecast.charges[1:])
+    campaign = Campaign(
+        schema=1,
+        id="phase3-abc",
+        protocol_id="phase3",
+        protocol_sha256=protocol.sha256,
+        engine="sim",
+        variables={},
+        manifests={},
+        time_scale=1.0,
+        seed=0,
+        hosts=["dash0"],
+        executor="local",
+        options={"host_file": "dash0"},
+        code_version="1",
+        code_sha256="a" * 64,
+        created_wall_ns=0,
+        simulated=True,
+    )
+    write_atomic(folder / "campaign.json", pretty(campaign))
+    return folder
+
+
+def test_the_rest_of_a_campaign_is_planned_from_its_folder(tmp_path: Path) -> None:
+    folder = _campaign(tmp_path / "campaign", waves=3)
+    whole, rest = _json("phase3", "--host-file", "dash0"), _json(str(folder))
+    assert (rest.campaign, rest.complete, rest.notes) == ("phase3-abc", 5 + 32, [])
+    assert [wave.number for wave in rest.waves] == [4, 5, 6]
+    assert [wave.lanes for wave in rest.waves] == [
+        [
+            msgspec.structs.replace(lane, slot=msgspec.structs.replace(lane.slot, port=0))
+            for lane in wave.lanes
+        ]
+        for wave in whole.waves[3:]
+    ]
+    assert rest.outlooks[0].consumed_gpu_hours == pytest.approx(
+        whole.outlooks[0].consumed_gpu_hours
+    )
+    text = _plan(str(folder))
+    assert "37 runs complete, this is what is left" in text.output
+
+
+def test_a_ledger_that_disagrees_with_the_state_files_is_told(tmp_path: Path) -> None:
+    folder = _campaign(tmp_path / "campaign", waves=1)
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_bytes(b"".join(x for x in lines if b'"burnin"' not in x))
+    rest = _json(str(folder))
+    assert len(rest.notes) == 5
+    assert "0.000 GPU-s in the ledger, 140.000 in its state file" in rest.notes[0]
+
+
+def test_a_campaigns_own_options_hold(tmp_path: Path) -> None:
+    folder = _campaign(tmp_path / "campaign", waves=1)
+    assert "has its own" in str(_plan(str(folder), "--serial").exception)
+    assert "no campaign folder" in str(_plan(str(tmp_path)).exception)
+
+
+def test_several_hosts_share_the_waves() -> None:
+    plan = _json("phase3", "--host-file", "dash0", "--gpus", "0-3")
+    assert plan.hosts == ["dash0"]
+    text = _plan("phase3", "--host-file", "dash0", "--host-file", "dash0")
+    assert "one name" in str(text.exception)

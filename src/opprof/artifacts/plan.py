@@ -114,6 +114,12 @@ class CampaignPlan(Struct, frozen=True, forbid_unknown_fields=True):
     refusal: str
     """Why not even the first wave could start; empty where it can."""
     simulated: bool = True
+    campaign: str = ""
+    """Id of the campaign whose rest is planned; empty for a plan from a protocol alone."""
+    complete: Count = 0
+    """Its runs that are complete."""
+    notes: list[str] = []
+    """What is assumed, and what the ledger and the state files disagree about."""
 
 
 class FamilyDifference(Struct, frozen=True, forbid_unknown_fields=True):

@@ -118,6 +118,11 @@ def group_of(record: RunRecord) -> Group:
     return "confirmation" if record.role == "confirmation" else "matrix"
 
 
+def without_colocation(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Leave out the runs of the co-location check, which is no part of the matrix (A-P3-1, 4)."""
+    return [record for record in records if record.role != "colocation"]
+
+
 def verdict(record: RunRecord) -> bool | None:
     """Return the verdict in force: the last adjudication's, else the run's own (A-P3-5, -6)."""
     return record.adjudications[-1].accepted if record.adjudications else record.accepted

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from opprof.artifacts.campaign import Charge, RunRecord
 from opprof.artifacts.environment import GpuDevice, NumaNode, Topology
 from opprof.artifacts.plan import (
@@ -18,8 +20,8 @@ from opprof.artifacts.plan import (
 from opprof.campaign.colocation import needs_gate, placeable, regime_width, rounds
 from opprof.campaign.costs import Pace
 from opprof.campaign.forecast import Drain, Forecast, expected_outcomes, play, queue_wall_s
-from opprof.campaign.ledger import balance, opening
-from opprof.campaign.plan import planned_runs
+from opprof.campaign.ledger import balance, ledger_problems, opening, settle
+from opprof.campaign.plan import ACTIVE, planned_runs, without_colocation
 from opprof.campaign.waves import Refusal, Where
 from opprof.host.cpus import format_cpus, parse_cpus
 from opprof.protocol.load import Protocol
@@ -33,6 +35,19 @@ _DRAINS: tuple[tuple[str, Drain], ...] = (
 
 
 @dataclass(frozen=True)
+class SoFar:
+    """Where a campaign stands whose rest is planned."""
+
+    campaign: str
+    records: tuple[RunRecord, ...]
+    charges: tuple[Charge, ...]
+    """Its ledger, which is only read."""
+    start_ns: int
+    width: int | None = None
+    """As its co-location gate authorises; None without one."""
+
+
+@dataclass(frozen=True)
 class PlanRequest:
     """What a plan is asked for."""
 
@@ -41,6 +56,7 @@ class PlanRequest:
     only: tuple[str, ...]
     serial: bool
     port_base: int
+    so_far: SoFar | None = None
 
 
 def topology_of(placement: Placement, name: str) -> Topology:
@@ -77,24 +93,27 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         InputError: ``only`` names no cell, or hosts and ports contradict themselves.
     """
     file = protocol.file
-    records = planned_runs(file, request.only)
+    so_far = request.so_far
+    records = planned_runs(file, request.only) if so_far is None else _rest(so_far)
     widths = {host.host: _width(protocol, host, request) for host in request.hosts}
     where = Where(request.hosts, widths, request.port_base)
     gated = [host for host in request.hosts if needs_gate(file, host, serial=request.serial)]
     check = [row for host in gated for row in _colocation(protocol, host, request)]
-    expected = _play(protocol, records, where, request.pace, "none")
+    charges = [opening(file.budget, wall_ns=0, simulated=True)]
+    if so_far is not None:
+        charges = _settled(so_far)
+        check = check if so_far.width is None else []
+    table = _Plays(protocol, records, where, request.pace, charges)
+    expected = table.play("none")
     width = sum(widths.values())
     outlooks = [
         _outlook("every run takes what the protocol estimates", expected, width),
-        *(
-            _outlook(words, _play(protocol, records, where, request.pace, drain), width)
-            for words, drain in _DRAINS
-        ),
+        *(_outlook(words, table.play(drain), width) for words, drain in _DRAINS),
     ]
     if check:
         first = [row for row in check if row.regime != "four" or not _has_eight(check)]
         extra_s = sum(row.expected_gpu_hours for row in first) * _HOUR
-        again = _play(protocol, records, where, request.pace, "none", extra_s=extra_s)
+        again = table.play("none", extra_s=extra_s)
         outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
     ending = expected.ending
     return CampaignPlan(
@@ -116,6 +135,9 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         outlooks=outlooks,
         blocked={} if isinstance(ending, Refusal) else dict(ending.blocked),
         refusal=ending.reason if isinstance(ending, Refusal) and not expected.waves else "",
+        campaign="" if so_far is None else so_far.campaign,
+        complete=sum(record.state == "complete" for record in records),
+        notes=[] if so_far is None else _notes(so_far),
     )
 
 
@@ -127,6 +149,8 @@ def _width(protocol: Protocol, host: Topology, request: PlanRequest) -> int:
     regimes = placeable(file, host)
     if file.colocation is None or not regimes:
         return 1
+    if request.so_far is not None and request.so_far.width is not None:
+        return min(request.so_far.width, len(host.gpus))
     return regime_width(file.colocation, regimes[0])
 
 
@@ -156,32 +180,55 @@ def _has_eight(check: Sequence[ColocationRound]) -> bool:
     return any(row.regime == "eight" for row in check)
 
 
-def _play(
-    protocol: Protocol,
-    records: Sequence[RunRecord],
-    where: Where,
-    pace: Pace,
-    drain: Drain,
-    *,
-    extra_s: float = 0.0,
-) -> Forecast:
-    file = protocol.file
-    charges = [opening(file.budget, wall_ns=0, simulated=True)]
-    if extra_s:
-        charges.append(
-            Charge(
-                schema=1,
-                kind="colocation",
-                run="",
-                attempt=0,
-                gpus=0,
-                gpu_seconds=extra_s,
-                wall_ns=0,
-                simulated=True,
-            )
+@dataclass(frozen=True)
+class _Plays:
+    """One situation, played under several assumptions."""
+
+    protocol: Protocol
+    records: Sequence[RunRecord]
+    where: Where
+    pace: Pace
+    charges: Sequence[Charge]
+
+    def play(self, drain: Drain, *, extra_s: float = 0.0) -> Forecast:
+        file = self.protocol.file
+        extra = Charge(
+            schema=1,
+            kind="colocation",
+            run="",
+            attempt=0,
+            gpus=0,
+            gpu_seconds=extra_s,
+            wall_ns=0,
+            simulated=True,
         )
-    outcomes = expected_outcomes(file, pace, drain)
-    return play(records, where, file, pace, outcomes, charges=charges)
+        outcomes = expected_outcomes(file, self.pace, drain)
+        charges = [*self.charges, extra]
+        return play(self.records, self.where, file, self.pace, outcomes, charges=charges)
+
+
+def _rest(so_far: SoFar) -> list[RunRecord]:
+    """The records as a resume would find them: what is under way is made anew."""
+    return [
+        msgspec.structs.replace(record, state="interrupted") if record.state in ACTIVE else record
+        for record in without_colocation(so_far.records)
+    ]
+
+
+def _settled(so_far: SoFar) -> list[Charge]:
+    """The ledger as a resume would settle it now."""
+    charges = list(so_far.charges)
+    simulated = charges[0].simulated
+    return charges + settle(charges, so_far.records, wall_ns=so_far.start_ns, simulated=simulated)
+
+
+def _notes(so_far: SoFar) -> list[str]:
+    active = [record.run for record in so_far.records if record.state in ACTIVE]
+    notes = []
+    if active:
+        notes.append(f"{len(active)} runs are under way; planned as if they were made anew")
+    notes += ledger_problems(so_far.charges, so_far.records)
+    return notes
 
 
 def _outlook(assumption: str, forecast: Forecast, width: int) -> Outlook:

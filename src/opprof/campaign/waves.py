@@ -25,7 +25,15 @@ from opprof.campaign.places import (
     placement_problems,
     take_adjacent,
 )
-from opprof.campaign.plan import GROUPS, Group, Standing, gives_rate, group_of, standings
+from opprof.campaign.plan import (
+    GROUPS,
+    Group,
+    Standing,
+    gives_rate,
+    group_of,
+    standings,
+    without_colocation,
+)
 from opprof.errors import InputError
 from opprof.protocol.model import ProtocolFile
 
@@ -135,6 +143,7 @@ def next_wave(
     """
     if stop is not None and not stop.reviewed:
         return Refusal("stop", f"hard stop {stop.condition} ({stop.name}): {stop.reason}")
+    records = without_colocation(records)
     problems = _host_problems(where, protocol)
     if problems:
         return Refusal("placement", "; ".join(problems))
@@ -158,7 +167,7 @@ def next_in_lane(lane: Lane, records: Sequence[RunRecord]) -> str | None:
     A run has one attempt a wave: its exact rerun belongs to a later wave, with its own reservation.
     """
     by_name = {record.run: record for record in records}
-    standing = standings(records)
+    standing = standings(without_colocation(records))
     for run in lane.runs:
         attempt = by_name[run].attempt
         tried = attempt is not None and attempt.slot and attempt.slot.wave == lane.slot.wave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,18 +14,20 @@ if TYPE_CHECKING:
 
     from opprof.artifacts.environment import Topology
     from opprof.artifacts.plan import CampaignPlan, PlannedRun, PlannedWave
+    from opprof.campaign.preview import PlanRequest
     from opprof.protocol import Protocol
 
 _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmations"}
 
 
 @click.command("plan")
-@click.argument("source", metavar="PROTOCOL")
+@click.argument("source", metavar="PROTOCOL|CAMPAIGN")
 @click.option(
     "--host-file",
+    "host_files",
+    multiple=True,
     metavar="FILE|NAME",
-    default=None,
-    help="Description of a host (default: the host that the protocol's map describes).",
+    help="Description of a host, repeatable (default: the host that the protocol's map describes).",
 )
 @click.option("--gpus", metavar="LIST", default="", help="Physical GPUs to use, as 0-3 or 0,2.")
 @click.option("--only", multiple=True, metavar="PATTERN[/CONFIG]", help="Cells, repeatable.")
@@ -41,7 +44,7 @@ _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmatio
 @json_option
 def plan(
     source: str,
-    host_file: str | None,
+    host_files: tuple[str, ...],
     gpus: str,
     only: tuple[str, ...],
     serial: bool,
@@ -52,34 +55,27 @@ def plan(
 ) -> None:
     """Show what a campaign would launch: waves, GPUs, masks, reservations, time and GPU-hours.
 
-    A forecast from the protocol's own estimates; nothing is started and nothing is measured. Exit
-    code 1: the host does not fit the protocol's map, or the budget refuses the first wave.
+    Of a campaign's folder, what is left to launch with the GPU time that its ledger says is left;
+    the campaign's own options then hold. A forecast from the protocol's own estimates: nothing is
+    started and nothing is measured. Exit code 1: the host does not fit the protocol's map, or the
+    budget refuses the first wave.
     """
-    import math
-
     from opprof.campaign.costs import Pace
-    from opprof.campaign.places import choose_gpus
-    from opprof.campaign.preview import PlanRequest, plan_campaign, topology_of
-    from opprof.errors import InputError
-    from opprof.host.cpus import parse_cpus
+    from opprof.campaign.preview import PlanRequest, plan_campaign
 
-    protocol = _load(source)
-    if not (math.isfinite(time_scale) and time_scale > 0):
-        raise InputError(f"--time-scale {time_scale:g} must be a positive number")
-    if not (math.isfinite(shutdown_timeout) and shutdown_timeout >= 0):
-        raise InputError(f"--shutdown-timeout {shutdown_timeout:g} must not be negative")
-    host = (
-        topology_of(protocol.file.placement, "the protocol's host")
-        if host_file is None
-        else _host(host_file)
-    )
-    request = PlanRequest(
-        hosts=(choose_gpus(host, parse_cpus(gpus)),),
-        pace=Pace(time_scale, shutdown_timeout),
-        only=only,
-        serial=serial,
-        port_base=base_port,
-    )
+    if Path(source).is_dir():
+        _only_hosts(gpus=gpus, only=only, serial=serial)
+        protocol, request = _of_folder(Path(source), host_files)
+    else:
+        protocol = _load(source)
+        _check_seconds(time_scale, shutdown_timeout)
+        request = PlanRequest(
+            hosts=_hosts(protocol, host_files, gpus),
+            pace=Pace(time_scale, shutdown_timeout),
+            only=only,
+            serial=serial,
+            port_base=base_port,
+        )
     found = plan_campaign(protocol, request)
     if as_json:
         print_json(found)
@@ -87,6 +83,24 @@ def plan(
         for line in plan_lines(found):
             click.echo(line)
     raise SystemExit(1 if found.refusal else 0)
+
+
+def _check_seconds(time_scale: float, shutdown_timeout: float) -> None:
+    import math
+
+    from opprof.errors import InputError
+
+    if not (math.isfinite(time_scale) and time_scale > 0):
+        raise InputError(f"--time-scale {time_scale:g} must be a positive number")
+    if not (math.isfinite(shutdown_timeout) and shutdown_timeout >= 0):
+        raise InputError(f"--shutdown-timeout {shutdown_timeout:g} must not be negative")
+
+
+def _only_hosts(*, gpus: str, only: tuple[str, ...], serial: bool) -> None:
+    from opprof.errors import InputError
+
+    if gpus or only or serial:
+        raise InputError("a campaign has its own --gpus, --only and --serial")
 
 
 def _load(source: str) -> Protocol:
@@ -103,11 +117,60 @@ def _load(source: str) -> Protocol:
     return protocol
 
 
-def _host(source: str) -> Topology:
+def _hosts(protocol: Protocol, host_files: tuple[str, ...], gpus: str) -> tuple[Topology, ...]:
+    from opprof.campaign.places import choose_gpus
+    from opprof.campaign.preview import topology_of
+    from opprof.host.cpus import parse_cpus
     from opprof.host.fake import FakeHost
     from opprof.host.fake_file import load_machine
 
-    return FakeHost(load_machine(source)).topology()
+    hosts = [FakeHost(load_machine(source)).topology() for source in host_files]
+    hosts = hosts or [topology_of(protocol.file.placement, "the protocol's host")]
+    return tuple(choose_gpus(host, parse_cpus(gpus)) for host in hosts)
+
+
+def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, PlanRequest]:
+    """What is left of a campaign, on its own host unless another is described."""
+    import time
+    from dataclasses import replace
+
+    from opprof.campaign.colocation_read import GATE, read_gate
+    from opprof.campaign.costs import Pace
+    from opprof.campaign.hosts import open_host, place_of, placed
+    from opprof.campaign.ledger_file import NAME as LEDGER
+    from opprof.campaign.ledger_file import read_ledger
+    from opprof.campaign.options import options_of
+    from opprof.campaign.places import choose_gpus
+    from opprof.campaign.preview import PlanRequest, SoFar
+    from opprof.campaign.store import Store
+
+    store = Store(folder, wall_ns=time.time_ns)
+    campaign = store.campaign()
+    options = options_of(campaign)
+    protocol = _load(str(store.protocol))
+    protocol = replace(protocol, file=placed(protocol.file, options))
+    gate = read_gate(folder / GATE) if (folder / GATE).is_file() else None
+    if host_files:
+        hosts = _hosts(protocol, host_files, "")
+    else:
+        hosts = (
+            place_of(open_host(options, campaign.engine, campaign.id).topology(), options.gpus),
+        )
+    request = PlanRequest(
+        hosts=tuple(choose_gpus(host, options.gpus) for host in hosts),
+        pace=Pace(campaign.time_scale, options.limits.shutdown_timeout_s),
+        only=(),
+        serial=options.serial,
+        port_base=options.base_port,
+        so_far=SoFar(
+            campaign=campaign.id,
+            records=tuple(store.runs()),
+            charges=tuple(read_ledger(folder / LEDGER)),
+            start_ns=store.wall_ns(),
+            width=None if gate is None else gate.authorised_width,
+        ),
+    )
+    return protocol, request
 
 
 def plan_lines(plan: CampaignPlan) -> list[str]:
@@ -118,6 +181,7 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
     if plan.colocation:
         lines += [*_colocation(plan), ""]
     lines += _outlooks(plan)
+    lines += [f"note: {note}" for note in plan.notes]
     if plan.refusal:
         lines += ["", f"REFUSED: {plan.refusal}"]
     if plan.blocked:
@@ -136,6 +200,11 @@ def _head(plan: CampaignPlan) -> list[str]:
         f"hosts      {', '.join(plan.hosts)}: {gate}",
         f"runs       {plan.cells} cells, {plan.measured_runs} measured runs, "
         f"{plan.burnins} burn-ins, time scale {plan.time_scale:g}",
+        *(
+            [f"campaign   {plan.campaign}: {plan.complete} runs complete, this is what is left"]
+            if plan.campaign
+            else []
+        ),
         f"budget     {plan.gpu_hours_max:g} GPU-hours, {plan.prior_gpu_hours:g} used before",
     ]
 
