@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,8 @@ def vllm_copy() -> ModuleType | None:
         spec = importlib.util.spec_from_file_location("opprof_vllm_pynvml", path)
         if path.is_file() and spec is not None and spec.loader is not None:
             module = importlib.util.module_from_spec(spec)
+            # It makes its error classes in ``sys.modules[__name__]``.
+            sys.modules[spec.name] = module
             spec.loader.exec_module(module)
             return module
     return None
