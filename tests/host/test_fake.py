@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -168,6 +169,16 @@ def test_a_contradictory_host_file_is_refused(
     with pytest.raises(SchemaError, match=reason) as failure:
         load_machine(path)
     assert failure.value.path == str(path)
+
+
+def test_the_documented_event_is_one() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "host.md").read_text()
+    block = text.split("```toml\n")[1].split("```")[0]
+    (event,) = msgspec.convert(tomllib.loads(block)["events"], list[Event])
+    label = "P05-C00-moderate/1/after"
+    seen = scripted(event).snapshot([3], label)
+    assert seen.gpus[0].throttle_reasons == ["hw_thermal_slowdown"]
+    assert [process.pid for process in seen.processes] == [4242]
 
 
 def test_no_machine_of_that_name() -> None:

@@ -283,3 +283,42 @@ def test_disk(stub: StubNvml, tmp_path: Path) -> None:
     assert host.tree_bytes(tmp_path) == 3
     assert host.free_bytes(tmp_path) > 0
     assert UNINITIALIZED in nvml_library.FATAL
+
+
+CALLS = [
+    *FIELDS,
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetMaxClockInfo",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(CALLS), st.integers(2, 40).filter(lambda c: c not in nvml_library.FATAL)
+    )
+)
+def test_whatever_is_refused_a_null_has_a_reason_and_the_rest_is_told(
+    errors: dict[str, int],
+) -> None:
+    stub = StubNvml()
+    stub.errors = errors
+    snapshot = open_host(stub).snapshot([0, 1])
+    for state in snapshot.gpus:
+        for field in state.__struct_fields__:
+            null = getattr(state, field) is None
+            assert null == (field in state.not_available), field
+    refused = "nvmlDeviceGetComputeRunningProcesses" in errors
+    assert ("processes" in snapshot.not_available) is refused
+
+
+@given(st.sampled_from(CALLS), st.sampled_from(sorted(nvml_library.FATAL)))
+def test_a_driver_that_goes_midway_is_one_error_and_never_a_null(call: str, code: int) -> None:
+    stub = StubNvml()
+    host = open_host(stub)
+    host.topology()
+    stub.errors[call] = code
+    with pytest.raises(EnvironmentFailure, match=call):
+        host.snapshot([0, 1])

@@ -106,6 +106,9 @@ def state(nvml: Nvml, handle: Any, gpu: GpuDevice) -> GpuState:
         return nvml.optional(field, missing, lambda: nvml.call(function, handle))
 
     memory = nvml.optional("memory_used_bytes", missing, lambda: _memory(nvml, handle, missing))
+    if memory is None:
+        reason = missing["memory_used_bytes"]
+        missing |= {"memory_total_bytes": reason, "memory_reserved_bytes": reason}
     power_mw = simple("power_w", "nvmlDeviceGetPowerUsage")
     limit_mw = simple("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit")
     utilization = simple("utilization_percent", "nvmlDeviceGetUtilizationRates")
