@@ -181,6 +181,7 @@ def test_needs_come_first(case: Case) -> None:
                     assert verdict(need) is True
                     slot = need.attempts[-1].slot
                     assert slot is not None and attempt.slot is not None
+                    assert slot.width == attempt.slot.width == case.where.widths[slot.host]
             if record.role == "confirmation":
                 assert start >= max(matrix_ends)
 

@@ -297,3 +297,14 @@ def test_the_runs_of_the_check_are_no_part_of_the_matrix() -> None:
         other = msgspec.structs.replace(check, state=state)
         assert wave_of([other, *records]).runs == wave.runs
         assert next_in_lane(wave.lanes[0], [other, *records]) == "P01-C00-saturation"
+
+
+def test_a_moderate_run_goes_to_a_host_of_its_saturations_regime() -> None:
+    place = Where((host("one", 2), host("two", 4)), {"one": 2, "two": 4}, 18000)
+    records = burned(["P01/C00"])
+    lone = Where((host("two", 4),), {"two": 4}, 18000)
+    slot = wave_of(records, lone).lanes[0].slot
+    records = [ended(r, "complete", slot) if r.run == "P01-C00-saturation" else r for r in records]
+    found = wave_of(records, place).lanes[0].slot
+    assert (found.host, found.width) == ("two", 4)
+    assert isinstance(next_wave(records, where([host("one", 2)], 2), phase3(), BALANCE, PACE), Done)

@@ -183,27 +183,24 @@ def held_runs(records: Sequence[RunRecord], where: Where, protocol: ProtocolFile
     that need more GPUs than any host has.
     """
     by_name = {record.run: record for record in records}
-    widths = set(where.widths.values())
     every = _every_slot(where)
     held: dict[str, str] = {}
     for record in records:
         gpus = config_row(protocol, record.config).tensor_parallel_size
+        width = _regime(record, by_name)
         if _block(every, gpus, every) is None:
             held[record.run] = f"needs {gpus} GPUs side by side, which no host has"
-        for need in (by_name[name] for name in record.needs if name in by_name):
-            attempt = need.attempt
-            width = attempt.slot.width if attempt and attempt.slot else 0
-            if (
-                gives_rate(need, record)
-                and need.state == "complete"
-                and width
-                and width not in widths
-            ):
-                held[record.run] = (
-                    f"{need.run} was calibrated {width} wide; a moderate run takes its rate from"
-                    " its own placement regime only"
-                )
+        elif _block(_of_width(every, width, where), gpus, every) is None:
+            held[record.run] = (
+                f"its saturation run was calibrated {width} wide; a moderate run takes its rate"
+                " from its own placement regime only"
+            )
     return held
+
+
+def _of_width(slots: Sequence[GpuSlot], width: int, where: Where) -> list[GpuSlot]:
+    """The slots of hosts with this placement regime; all of them for 0."""
+    return [slot for slot in slots if width in (0, where.widths[slot.host])]
 
 
 @dataclass(frozen=True)
@@ -211,6 +208,8 @@ class _Cell:
     """Runs of one cell that may run now, one after the other."""
 
     records: tuple[RunRecord, ...]
+    width: int = 0
+    """Regime that its rate was calibrated in, where that was in an earlier wave; 0 for any."""
 
     @property
     def config(self) -> str:
@@ -257,8 +256,18 @@ def _ready_cells(records: Sequence[RunRecord], standing: Mapping[str, Standing])
             if state == "runnable" or follows:
                 cells.setdefault(key, []).append(record)
         if cells:
-            return [_Cell(tuple(each)) for each in cells.values()]
+            by_name = {record.run: record for record in records}
+            return [_Cell(tuple(each), _regime(each[0], by_name)) for each in cells.values()]
     return []
+
+
+def _regime(record: RunRecord, by_name: Mapping[str, RunRecord]) -> int:
+    """Width under which the saturation was measured that a run takes its rate from; 0 for none."""
+    for need in (by_name[name] for name in record.needs if name in by_name):
+        attempt = need.attempt
+        if gives_rate(need, record) and need.state == "complete" and attempt and attempt.slot:
+            return attempt.slot.width
+    return 0
 
 
 def _every_slot(where: Where) -> list[GpuSlot]:
@@ -281,13 +290,14 @@ def _longest_beginning(
     free, every = gpu_slots(where.hosts, where.widths), _every_slot(where)
     placed: list[_Placed] = []
     for count in range(1, len(cells) + 1):
-        attempt = _place(cells[:count], free, every, protocol)
+        attempt = _place(cells[:count], free, every, where, protocol)
         if attempt is None:
             break
         placed = attempt
     if placed:
         return placed
-    alone = _block(every, _gpus(cells[0], protocol), every)
+    usable = _of_width(every, cells[0].width, where)
+    alone = _block(usable, _gpus(cells[0], protocol), every)
     assert alone is not None, "cells that fit nowhere were held before"
     return [_Placed(cells[0], tuple(alone))]
 
@@ -296,18 +306,21 @@ def _place(
     cells: Sequence[_Cell],
     free: Sequence[GpuSlot],
     every: Sequence[GpuSlot],
+    where: Where,
     protocol: ProtocolFile,
 ) -> list[_Placed] | None:
     """Place all cells at once, those with most GPUs first, each on the lowest slots that fit."""
     left = list(free)
-    where: dict[int, tuple[GpuSlot, ...]] = {}
+    blocks: dict[int, tuple[GpuSlot, ...]] = {}
     for index in sorted(range(len(cells)), key=lambda i: (-_gpus(cells[i], protocol), i)):
-        block = _block(left, _gpus(cells[index], protocol), every)
+        cell = cells[index]
+        usable = _of_width(left, cell.width, where)
+        block = _block(usable, _gpus(cell, protocol), every)
         if block is None:
             return None
-        where[index] = tuple(block)
+        blocks[index] = tuple(block)
         left = [slot for slot in left if slot not in block]
-    return [_Placed(cell, where[index]) for index, cell in enumerate(cells)]
+    return [_Placed(cell, blocks[index]) for index, cell in enumerate(cells)]
 
 
 def _gpus(cell: _Cell, protocol: ProtocolFile) -> int:
