@@ -8,12 +8,13 @@ hosts puts protocol, manifest and saturation result there first, and brings the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot, Stop
 from opprof.artifacts.common import Gate
+from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.run import LoadPoint, Role
 from opprof.errors import EnvironmentFailure
 
@@ -53,6 +54,11 @@ class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Earlier complete attempts at this run whose profile windows were not representative."""
     redacted: dict[str, str]
     """Private path to the name that stands for it in every record but ``commands.log``."""
+    first_engine: EngineReport | None = None
+    """What the campaign's first server of the configuration said of itself."""
+    first_cache_key: str | None = None
+    background: bool = False
+    """Load beside a co-location target, until it is told to stop; not measured."""
 
 
 class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +97,10 @@ class Facts:
     freed_mono_ns: int | None = None
     signal_wall_ns: int | None = None
     leftovers: list[str] = field(default_factory=list)
+    log_bytes_at_kill: int | None = None
+    """Length of the server's log when it had to be killed; what follows is no fault of the run."""
+    engine_gates: list[Gate] = field(default_factory=list)
+    engine_fields: dict[str, Any] = field(default_factory=dict)
     contamination: str = ""
     """What was seen on the GPUs that is not the campaign's; the load was broken off for it."""
     fault: str = ""
@@ -117,6 +127,22 @@ class PlaceLost(EnvironmentFailure):
     """The host of an attempt is gone; the run restarts elsewhere from its fresh-server boundary."""
 
 
+class Meeting(Protocol):
+    """How the runs of one co-location round wait for each other."""
+
+    async def may_load(self, run: str) -> None:
+        """Return when the run's client may start."""
+
+    async def loads(self, run: str) -> None:
+        """A run's client has completed a request."""
+
+    async def until_over(self) -> None:
+        """Return when a background has to stop."""
+
+    async def leave(self, run: str) -> None:
+        """A run's load has ended."""
+
+
 class Halt:
     """Whether a cancelled attempt may take its time to end its processes."""
 
@@ -130,8 +156,13 @@ class RunExecutor(Protocol):
     Cancelling :meth:`execute` ends the attempt's processes and keeps its folder.
     """
 
-    async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+    async def execute(
+        self, spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None = None
+    ) -> Outcome:
         """Run the attempt to its end.
+
+        ``meeting``: the round of the co-location check that it belongs to; only the local executor
+        is asked for one.
 
         Raises:
             PlaceLost: the host is gone; others may go on.

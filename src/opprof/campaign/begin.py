@@ -15,6 +15,7 @@ from opprof._version import __version__
 from opprof.artifacts.campaign import Campaign, EngineKind
 from opprof.campaign.binding import launches_of, manifest_hashes
 from opprof.campaign.executors.choose import check_executor
+from opprof.campaign.hosts import needs_check, open_host, place_of
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
@@ -101,16 +102,15 @@ def frozen_protocol(path: Path) -> Protocol:
 
 
 def _campaign(request: Request, protocol: Protocol) -> Campaign:
-    records = planned_runs(protocol.file, request.options.only)
-    patterns = sorted({record.pattern for record in records})
+    name = f"{protocol.file.id}-{secrets.token_hex(_ID_BYTES)}"
     return Campaign(
         schema=1,
-        id=f"{protocol.file.id}-{secrets.token_hex(_ID_BYTES)}",
+        id=name,
         protocol_id=protocol.file.id,
         protocol_sha256=protocol.sha256,
         engine=request.engine,
         variables=dict(request.variables),
-        manifests=manifest_hashes(patterns, request.sources),
+        manifests=manifest_hashes(_patterns(request, protocol, name), request.sources),
         time_scale=request.time_scale,
         seed=request.seed,
         # None given to an executor of many hosts means all that it finds at every start.
@@ -122,3 +122,15 @@ def _campaign(request: Request, protocol: Protocol) -> Campaign:
         created_wall_ns=time.time_ns(),
         simulated=request.engine != "vllm",
     )
+
+
+def _patterns(request: Request, protocol: Protocol, campaign: str) -> list[str]:
+    """Return the patterns that need a manifest: of the runs, and of the co-location check."""
+    file, options = protocol.file, request.options
+    found = {record.pattern for record in planned_runs(file, options.only)}
+    if file.colocation is not None and request.executor == "local":
+        host = place_of(open_host(options, request.engine, campaign).topology(), options.gpus)
+        if needs_check(request.engine != "vllm", options, file, [host]):
+            rule = file.colocation
+            found |= {rule.pattern, *rule.backgrounds_eight, *rule.backgrounds_four}
+    return sorted(found)

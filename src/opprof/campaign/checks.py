@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from opprof.artifacts.campaign import Campaign, CheckName
+from opprof.artifacts.campaign import CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
 from opprof.campaign.attempt import AttemptSpec, Facts, Outcome
@@ -54,7 +54,7 @@ def outcome_of(
     ``around``: the gates of its surroundings, by the names of :mod:`opprof.campaign.gate_rules`.
     """
     result = _read(folder / "client" / "result.json", Result)
-    own = [*around, _server_health(facts)]
+    own = list(around)
     told = _facts(spec, folder, own)
     by_name = {gate.name: gate for gate in own}
     found: dict[CheckName, Gate] = {
@@ -87,6 +87,11 @@ def outcome_of(
     )
 
 
+def is_measured(spec: AttemptSpec) -> bool:
+    """Whether the attempt has clean segments to analyse."""
+    return spec.role != "burnin" and not spec.background
+
+
 def _facts(spec: AttemptSpec, folder: Path, own: Sequence[Gate]) -> RunFacts:
     """Gather the run's facts; where the client left nothing, only what the controller saw."""
     try:
@@ -106,16 +111,6 @@ def _facts(spec: AttemptSpec, folder: Path, own: Sequence[Gate]) -> RunFacts:
             drain_quarantined=None,
             missing=["client/timeline.json"],
         )
-
-
-def _server_health(facts: Facts) -> Gate:
-    """The server came up and stayed until it was told to end."""
-    numbers: dict[str, Value] = {"exit_status": facts.server_exit, "killed": facts.server_killed}
-    if facts.server_died or facts.server_failed:
-        reason = facts.fault or f"the server ended by itself with {facts.server_exit}"
-        return Gate(name="server_health", outcome="fail", reason=reason, numbers=numbers)
-    reason = "ran until it was told to end"
-    return Gate(name="server_health", outcome="pass", reason=reason, numbers=numbers)
 
 
 def _client(facts: Facts, result: Result | None, folder: Path, *, clean_failure: bool) -> Gate:
@@ -141,8 +136,8 @@ def _client(facts: Facts, result: Result | None, folder: Path, *, clean_failure:
 
 
 def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path) -> Gate:
-    if spec.role == "burnin":
-        return _absent(name, "a burn-in is not measured")
+    if not is_measured(spec):
+        return _absent(name, "a burn-in or background is not measured")
     artefact = _read(path, _Gates)
     if artefact is None:
         return _gate(name, False, f"no {path.name}: {_analysis_ended(facts)}")
@@ -150,7 +145,7 @@ def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path
         outcome: sum(gate.outcome == outcome for gate in artefact.gates)
         for outcome in ("pass", "fail", "not_evaluable")
     }
-    declared = declared_gates(spec.campaign)
+    declared = declared_gates(spec)
     failed = [
         f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
         for gate in artefact.gates
@@ -159,14 +154,17 @@ def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path
     return _gate(name, not failed, "; ".join(failed) or "every gate that applies passes", counts)
 
 
-def declared_gates(campaign: Campaign) -> frozenset[str]:
+def declared_gates(spec: AttemptSpec) -> frozenset[str]:
     """Return the gates that fail by what the campaign itself declares, and so decide nothing here.
 
     The run's own artefacts keep them failed, and the decision stays marked by them.
     """
-    names = {"simulated"} if campaign.simulated else set()
-    if campaign.time_scale != 1.0:
+    names = {"simulated"} if spec.campaign.simulated else set()
+    if spec.campaign.time_scale != 1.0:
         names.add("time_scale")
+    if spec.role == "colocation":
+        # A-P3-1, 4: trace and classifiability gates only; the check itself judges its window.
+        names.add("representativeness")
     return frozenset(names)
 
 
@@ -185,7 +183,7 @@ def _sanity(spec: AttemptSpec, facts: Facts, folder: Path) -> Gate:
     if client is None:
         return _gate("sanity", False, "the client left no sanity block")
     flags = [f"client: {flag}" for flag in client.sanity.red_flags]
-    if spec.role != "burnin":
+    if is_measured(spec):
         analysis = _read(folder / "analysis" / "sanity.json", _Flags)
         if analysis is None:
             return _gate("sanity", False, f"no sanity.json: {_analysis_ended(facts)}")

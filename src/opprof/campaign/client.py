@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opprof.campaign.attempt import AttemptSpec
-from opprof.campaign.options import Limits
+from opprof.campaign.options import Limits, options_of
 from opprof.campaign.server import HOST
 from opprof.errors import InputError
 from opprof.protocol import Protocol
@@ -12,10 +12,10 @@ from opprof.protocol import Protocol
 def client_command(spec: AttemptSpec, protocol: Protocol, python: str, port: int) -> list[str]:
     """Return the exact command of the client (protocol, "Required fixed-duration client")."""
     file = protocol.file
-    burnin = spec.role == "burnin"
+    burnin = spec.role == "burnin" or spec.background
     windows = profile_windows(spec, protocol)
     command = [python, "-m", "opprof", "run", "--protocol", spec.protocol]
-    command += ["--manifest", spec.manifest, "--base-url", f"http://{HOST}:{port}"]
+    command += ["--manifest", spec.manifest, "--base-url", base_url(spec, port)]
     command += ["--model", spec.model, "--load-point", spec.load_point]
     if spec.load_point == "saturation":
         command += ["--request-rate", "inf"]
@@ -27,6 +27,9 @@ def client_command(spec: AttemptSpec, protocol: Protocol, python: str, port: int
     command += ["--max-concurrency", str(file.load.saturation_max_concurrency)]
     command += ["--ignore-eos", "--temperature", f"{file.workload.temperature:g}"]
     warmup_s = file.burnin.seconds if burnin else file.timeline.warmup_s
+    if spec.background:
+        command += ["--until-signal"]
+        warmup_s = background_s(spec, protocol)
     command += ["--warmup-seconds", f"{warmup_s:g}"]
     command += ["--clean-segment-seconds", f"{file.timeline.clean_segment_s:g}"]
     command += ["--num-clean-segments", "0" if burnin else str(file.timeline.clean_segments)]
@@ -47,6 +50,12 @@ def client_command(spec: AttemptSpec, protocol: Protocol, python: str, port: int
     return [*command, "--no-progress"]
 
 
+def base_url(spec: AttemptSpec, port: int) -> str:
+    """Return the server's address as the client takes it."""
+    scheme = "lockstep" if spec.campaign.engine == "sim-virtual" else "http"
+    return f"{scheme}://{HOST}:{port}"
+
+
 def profile_windows(spec: AttemptSpec, protocol: Protocol) -> int:
     """Return the number of Layer-2 windows of the attempt's role and load point.
 
@@ -57,12 +66,25 @@ def profile_windows(spec: AttemptSpec, protocol: Protocol) -> int:
     return int(spec.role == "colocation" and spec.load_point == "moderate")
 
 
+def background_s(spec: AttemptSpec, protocol: Protocol) -> float:
+    """Return the longest that a background loads, in the protocol's seconds: beside a whole target.
+
+    Watchdogs are not stretched by the time scale, the client's flag is.
+    """
+    file = protocol.file
+    load_s = file.timeline.warmup_s + file.timeline.clean_s + file.timeline.recovery_s
+    watchdogs_s = file.gates.profile_window_watchdog_s + options_of(spec.campaign).limits.ready_s
+    return load_s + file.gates.drain_watchdog_s + watchdogs_s / spec.campaign.time_scale
+
+
 def client_deadline_s(spec: AttemptSpec, protocol: Protocol, limits: Limits) -> float:
     """Return after how many seconds the client must have ended by its own watchdogs."""
     file, scale = protocol.file, spec.campaign.time_scale
     windows = profile_windows(spec, protocol)
     if spec.role == "burnin":
         load_s = file.burnin.seconds
+    elif spec.background:
+        load_s = background_s(spec, protocol)
     else:
         load_s = file.timeline.warmup_s + file.timeline.clean_s
         load_s += windows * file.timeline.recovery_s

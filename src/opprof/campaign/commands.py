@@ -43,11 +43,16 @@ class CommandLog:
         words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         self.line(kind, " ".join([*words, shlex.join(command)]), self._wall_ns())
 
-    def add_profile_calls(self, folder: Path, url: str) -> None:
-        """Append the profile calls that the client's timeline lists, at their wall times."""
-        offset_ns = self._wall_ns() - time.monotonic_ns()
+    def add_profile_calls(self, folder: Path, url: str, *, virtual: bool) -> None:
+        """Append the profile calls that the client's timeline lists, at their wall times.
+
+        ``virtual``: the timeline's clock is no clock of this machine; the time of writing stands.
+        """
+        now_ns = self._wall_ns()
+        offset_ns = now_ns - time.monotonic_ns()
         for mono_ns, path, status in _profile_calls(folder):
-            self.line("profile", f"POST {url}{path} -> {status}", mono_ns + offset_ns)
+            wall_ns = now_ns if virtual else mono_ns + offset_ns
+            self.line("profile", f"POST {url}{path} -> {status}", wall_ns)
 
     def line(self, kind: str, text: str, wall_ns: int) -> None:
         """Append one line.

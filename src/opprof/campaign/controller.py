@@ -10,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from opprof._version import __version__
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
-from opprof.campaign import state, tally
-from opprof.campaign.attempt import AttemptSpec, Halt, PlaceLost, RunExecutor
+from opprof.artifacts.environment import Topology
+from opprof.campaign import tally
+from opprof.campaign.attempt import PlaceLost, RunExecutor
 from opprof.campaign.binding import Binding
-from opprof.campaign.costs import Pace, run_cost
-from opprof.campaign.hosts import placed, without_host
-from opprof.campaign.ledger import attempt_cost, charge_attempt, over_budget, release, reserve
+from opprof.campaign.colocate import BudgetSpent, Check, colocation_gate
+from opprof.campaign.colocation import PlaceBinding, authorised_width
+from opprof.campaign.colocation_read import CheckedPlace
+from opprof.campaign.hosts import needs_check, placed, without_host
+from opprof.campaign.launcher import Launcher, Place
+from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.ledger_file import Ledger
+from opprof.campaign.naming import run_name
 from opprof.campaign.options import Options, Sources, options_of
-from opprof.campaign.server import served_model
-from opprof.campaign.state import StoreJournal
 from opprof.campaign.stops import NAMES, judge_matrix
 from opprof.campaign.store import Store, lock_is_ours
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
@@ -58,7 +63,7 @@ class Controller:
         sources: Sources,
         executor: RunExecutor,
         host: Host,
-        where: Where,
+        hosts: Sequence[Topology],
         ledger: Ledger,
         record: ControllerRecord,
         *,
@@ -67,14 +72,14 @@ class Controller:
         self._store, self._binding, self._sources = store, binding, sources
         self._campaign: Campaign = store.campaign()
         self._options: Options = options_of(self._campaign)
-        self._executor, self._where, self._ledger = executor, where, ledger
-        self._host = host
+        self._ledger, self._host, self._hosts = ledger, host, hosts
         self._record, self._say = record, say
-        self._pace = Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s)
-        self._halt, self._ending = Halt(), Ending()
-        self._active: dict[str, StoreJournal] = {}
+        self._ending = Ending()
+        self._where: Where | None = None
+        """What may be used now; None before it is authorised."""
+        self._launcher = Launcher(store, binding, sources, executor, ledger, why=self._why, say=say)
         self._placed = placed(binding.protocol.file, self._options)
-        self._lanes: list[asyncio.Task[None]] = []
+        self._lanes: list[asyncio.Task[Any]] = []
 
     # -------------------------------------------------------------------------- life
 
@@ -86,6 +91,7 @@ class Controller:
         self._beat("running")
         heart = asyncio.create_task(self._heartbeat())
         try:
+            self._where = await self._authorised()
             await self._work()
         except EnvironmentFailure as error:
             self._ending.failure = str(error)
@@ -109,7 +115,7 @@ class Controller:
     def _told_to_end(self) -> None:
         """First signal: end gracefully; second: at once."""
         if self._ending.asked:
-            self._halt.now = True
+            self._launcher.halt.now = True
         self._ending.asked = True
         self._say("told to end: stopping what this campaign started")
         with contextlib.suppress(EnvironmentFailure):
@@ -150,14 +156,85 @@ class Controller:
 
     # -------------------------------------------------------------------------- waves
 
-    async def _work(self) -> None:
+    async def _authorised(self) -> Where | None:
+        """Return what may be used at once; the co-location check is made where it is needed."""
+        base = self._options.base_port or 1
+        if not needs_check(self._campaign.simulated, self._options, self._placed, self._hosts):
+            free = self._campaign.simulated and self._placed.colocation is None
+            widths = {each.host: self._width(each, free=free) for each in self._hosts}
+            return Where(tuple(self._hosts), widths, base)
+        (host,) = self._hosts
+        rule = self._placed.colocation
+        assert rule is not None
+        await self._burn_in(host, rule.config, base)
+        if self._over:
+            return None
+        place = CheckedPlace(host, self._campaign.engine, self._engine_version, self._launcher.pace)
+        check = Check(
+            self._store,
+            self._binding.protocol,
+            self._ledger,
+            self._launcher,
+            place,
+            base,
+            self._say,
+        )
+        task = asyncio.create_task(colocation_gate(check))
+        self._lanes = [task]
+        try:
+            gate = await task
+        except asyncio.CancelledError:
+            return None
+        except BudgetSpent as error:
+            name = NAMES[BUDGET_CONDITION]
+            self._stop_matrix(self._stop(BUDGET_CONDITION, name, error.reason))
+            return None
+        finally:
+            self._lanes = []
+        if gate.outcome == "stop":
+            self._stop_matrix(self._stop(0, "co-location gate", gate.reason))
+            return None
+        bound = PlaceBinding(
+            {self._binding.protocol.sha256},
+            host,
+            self._campaign.engine,
+            self._engine_version,
+            self._campaign.time_scale,
+        )
+        width = authorised_width(gate, self._placed, bound)
+        return Where((host,), {host.host: width}, base)
+
+    def _width(self, host: Topology, *, free: bool) -> int:
+        if self._options.serial or not free:
+            return 1
+        return min(len(host.gpus), self._placed.placement.gpus)
+
+    @property
+    def _engine_version(self) -> str:
+        if self._campaign.simulated:
+            return __version__
+        return self._binding.protocol.file.pinned.engine_version
+
+    async def _burn_in(self, host: Topology, config: str, base: int) -> None:
+        """Warm the caches of the check's configuration, so that its solo run has no cold start."""
+        where = self._where = Where((host,), {host.host: 1}, base)
         while not self._over:
+            records = [r for r in self._planned() if r.role == "burnin" and r.config == config]
             step = next_wave(
-                self._store.runs(),
+                records, where, self._placed, self._ledger.balance, self._launcher.pace
+            )
+            if not isinstance(step, Wave):
+                return
+            await self._wave(step)
+
+    async def _work(self) -> None:
+        while not self._over and self._where is not None:
+            step = next_wave(
+                self._planned(),
                 self._where,
                 self._placed,
                 self._ledger.balance,
-                self._pace,
+                self._launcher.pace,
                 stop=self._store.stop(),
             )
             if isinstance(step, Done):
@@ -170,6 +247,10 @@ class Controller:
                 self._refused(step)
                 return
             await self._wave(step)
+
+    def _planned(self) -> list[RunRecord]:
+        """Return the runs of the matrix; those of the co-location check are no part of it."""
+        return [record for record in self._store.runs() if record.role != "colocation"]
 
     def _refused(self, step: Refusal) -> None:
         if step.kind == "stop":
@@ -191,25 +272,14 @@ class Controller:
         self._lanes = []
         for lane in wave.lanes:
             for run in lane.runs:
-                self._release(run, wave.number)
+                self._launcher.release(run, wave.number)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
 
-    def _release(self, run: str, wave: int) -> None:
-        self._ledger.append(
-            release(
-                self._ledger.charges,
-                run,
-                wave,
-                wall_ns=self._store.wall_ns(),
-                simulated=self._ledger.simulated,
-            )
-        )
-
     async def _lane(self, lane: Lane) -> None:
-        while not self._over and lane.slot.host in self._where.widths:
-            run = next_in_lane(lane, self._store.runs())
+        while not self._over and self._holds(lane.slot.host):
+            run = next_in_lane(lane, self._planned())
             if run is None:
                 return
             await self._one(self._store.run(run), lane.slot)
@@ -217,60 +287,22 @@ class Controller:
     # --------------------------------------------------------------------- one attempt
 
     async def _one(self, record: RunRecord, slot: Slot) -> None:
-        binding, store = self._binding, self._store
-        hashes = binding.source_hashes(record.pattern, record.config)
-        slot = self._slot(slot)
-        record = state.begin_attempt(store, record, slot, hashes, wall_ns=store.wall_ns())
-        journal = StoreJournal(store, record)
-        spec = self._spec(record, slot)
-        self._say(f"{record.run}: attempt {spec.number} begins")
-        self._active[record.run] = journal
+        saturation = f"runs/{run_name(record.pattern, record.config, 'saturation')}"
+        place = Place(f"runs/{record.run}", saturation)
         try:
-            outcome = await self._executor.execute(spec, journal, self._halt)
-        except PlaceLost as error:
-            self._lost(slot.host, str(error), journal.record)
+            record, outcome = await self._launcher.attempt(record, slot, place)
+        except PlaceLost:
+            # What the attempt left is kept; its run and all others go on elsewhere.
+            if self._where is not None and self._holds(slot.host):
+                self._where = without_host(self._where, slot.host)
             return
-        except (asyncio.CancelledError, EnvironmentFailure) as error:
-            reason = str(error) or self._why()
-            self._end_attempt(state.interrupt(store, journal.record, reason, self._sha256))
-            raise
-        finally:
-            del self._active[record.run]
-        self._end_attempt(state.finish(store, journal.record, outcome, self._sha256))
+        self._launcher.finish(record, outcome)
         for stop in [*outcome.stops, *self._judge_matrix(finished=False)][:1]:
             self._stop_matrix(stop)
 
-    def _lost(self, host: str, reason: str, record: RunRecord) -> None:
-        """Keep what the attempt left; its run and all others go on elsewhere.
-
-        Raises:
-            EnvironmentFailure: there is no other host.
-        """
-        self._end_attempt(
-            state.interrupt(self._store, record, reason, self._sha256, "infrastructure")
-        )
-        if host in self._where.widths:
-            self._where = without_host(self._where, host)
-
-    def _end_attempt(self, record: RunRecord) -> None:
-        attempt = record.attempt
-        assert attempt is not None and attempt.slot is not None
-        self._ledger.append(
-            charge_attempt(
-                record,
-                attempt,
-                attempt_cost(attempt),
-                wall_ns=self._store.wall_ns(),
-                simulated=self._ledger.simulated,
-            )
-        )
-        self._release(record.run, attempt.slot.wave)
-        words = record.state if not attempt.reason else f"{record.state}: "
-        self._say(f"{record.run}: {words}{attempt.reason}")
-
-    @property
-    def _sha256(self) -> str:
-        return self._binding.protocol.sha256
+    def _holds(self, host: str) -> bool:
+        """Whether the host is one of the campaign's, and not lost."""
+        return self._where is not None and host in self._where.widths
 
     def _why(self) -> str:
         ending = self._ending
@@ -280,50 +312,13 @@ class Controller:
             return f"hard stop {ending.stop.condition}: {ending.stop.reason}"
         return "the controller was told to end"
 
-    def _slot(self, slot: Slot) -> Slot:
-        cpus = slot.cpus if self._options.bind_cpus else ""
-        port = slot.port if self._options.base_port else 0
-        return msgspec.structs.replace(slot, cpus=cpus, port=port)
-
-    def _spec(self, record: RunRecord, slot: Slot) -> AttemptSpec:
-        campaign, binding, folder = self._campaign, self._binding, self._store.folder
-        manifest = self._sources.manifest(record.pattern)
-        launch = binding.launches[record.config]
-        saturation = None
-        if record.load_point == "moderate":
-            needed = f"runs/{record.pattern}-{record.config}-saturation"
-            saturation = str(folder / needed / "client" / "result.json")
-        assert record.attempt is not None
-        return AttemptSpec(
-            campaign=campaign,
-            run=record.run,
-            pattern=record.pattern,
-            config=record.config,
-            load_point=record.load_point,
-            role=record.role,
-            number=record.attempt.number,
-            slot=slot,
-            folder=str(folder / record.attempt.folder),
-            logs=str(folder / "logs" / f"{record.run}.{record.attempt.number}"),
-            protocol=str(self._store.protocol),
-            manifest=str(manifest),
-            manifest_sha256=campaign.manifests[record.pattern],
-            saturation=saturation,
-            launch=list(launch.words),
-            model=served_model(launch),
-            source_hashes=dict(record.attempt.source_hashes),
-            expected_s=run_cost(self._binding.protocol.file, record, self._pace).expected_s,
-            unrepresentative_before=tally.unrepresentative_before(record),
-            redacted=self._sources.names(),
-        )
-
     # --------------------------------------------------------------------------- stops
 
     def _judge_matrix(self, *, finished: bool) -> list[Stop]:
         """Look at shares, disk and budget over the whole campaign."""
         file = self._binding.protocol.file
         facts = tally.matrix_facts(
-            self._store.runs(),
+            self._planned(),
             finished=finished,
             host=self._host,
             folder=self._store.folder,
@@ -333,21 +328,14 @@ class Controller:
         return judge_matrix(facts, file.gates, file.budget, wall_ns=self._store.wall_ns())
 
     def _spent_gpu_s(self) -> float:
-        return self._ledger.balance.consumed_ns / 1e9 + self._running_gpu_s()
-
-    def _running_gpu_s(self) -> float:
-        now = self._store.wall_ns()
-        attempts = [journal.record.attempt for journal in self._active.values()]
-        return sum(
-            attempt_cost(attempt, until_wall_ns=now).gpu_s for attempt in attempts if attempt
-        )
+        return self._ledger.balance.consumed_ns / 1e9 + self._launcher.running_gpu_s()
 
     def _over_budget(self) -> Stop | None:
         """Attempts under way may overrun what was reserved for them, but never the cap."""
         budget = self._binding.protocol.file.budget
-        if not self._active or self._ending.stop is not None:
+        if not self._launcher.busy or self._ending.stop is not None:
             return None
-        if not over_budget(self._ledger.balance, self._running_gpu_s(), budget):
+        if not over_budget(self._ledger.balance, self._launcher.running_gpu_s(), budget):
             return None
         reason = f"{self._spent_gpu_s() / 3600:.3f} GPU hours, cap {budget.gpu_hours_max:g}"
         return self._stop(BUDGET_CONDITION, NAMES[BUDGET_CONDITION], reason)

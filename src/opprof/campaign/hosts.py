@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from opprof.artifacts.campaign import Campaign, EngineKind, Slot
+from opprof.artifacts.campaign import EngineKind, Slot
 from opprof.artifacts.environment import GpuDevice, Topology
+from opprof.campaign.colocation import needs_gate, placeable
 from opprof.campaign.options import Options
 from opprof.campaign.places import choose_gpus
 from opprof.campaign.waves import Where
 from opprof.errors import EnvironmentFailure, StateConflict
 from opprof.host.cpu import CpuHost
+from opprof.host.detect import open_real_host
 from opprof.host.fake import FakeHost
 from opprof.host.fake_file import load_machine
-from opprof.host.nvml import NvmlHost
 from opprof.host.ownership import Ownership
 from opprof.host.ports import Host
 from opprof.protocol.model import ProtocolFile
@@ -27,64 +28,56 @@ def open_host(options: Options, engine: EngineKind, campaign: str, name: str | N
     """Return the host as the campaign wants to see it; ``name``: in slots, its own by default.
 
     A host file wins. The embedded engine touches no GPU, so none is looked for. A real engine gets
-    NVML where the driver answers, else a machine without GPUs (vLLM on a CPU).
+    NVML, or a machine without GPUs (vLLM on a CPU) where the kernel shows none.
 
     Raises:
+        EnvironmentFailure: there are GPUs and NVML does not answer.
         InputError: the host file cannot be used.
     """
     if options.host_file:
         return FakeHost(load_machine(options.host_file), campaign=campaign)
     if engine == "vllm":
-        try:
-            host = NvmlHost(name, ownership=Ownership(campaign=campaign))
-            host.topology()
-        except EnvironmentFailure:
-            return CpuHost(name)
-        return host
+        return open_real_host(name, ownership=Ownership(campaign=campaign))
     return CpuHost(name)
 
 
 def place_of(topology: Topology, gpus: Sequence[int]) -> Topology:
-    """Return the host with at least one place: a machine without GPUs runs one server at a time.
+    """Return the host with the chosen GPUs.
 
-    Such a place has the index of a GPU and is none: nothing is asked of it.
+    A machine without GPUs has as many places as were asked for, at least one; such a place has the
+    index of a GPU and is none: nothing is asked of it.
+
+    Raises:
+        InputError: a chosen GPU does not exist.
     """
     if topology.gpus:
-        return topology
+        return choose_gpus(topology, gpus)
     places = [GpuDevice(index, "", NO_GPU_NAME, 0, None) for index in gpus or [0]]
     return msgspec.structs.replace(topology, gpus=places)
 
 
-def where_of(
-    campaign: Campaign, options: Options, protocol: ProtocolFile, topology: Topology
-) -> Where:
-    """Return what the campaign may use of one host.
+def needs_check(
+    simulated: bool, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
+) -> bool:
+    """Whether the co-location check must authorise the placement first (A-P3-1).
+
+    One cell at a time needs none. A simulated engine shares nothing with its neighbours, so that a
+    protocol without the check may run several; one with it is rehearsed with it.
 
     Raises:
-        InputError: a chosen GPU does not exist.
-        StateConflict: several cells at once are not authorised (A-P3-1).
+        StateConflict: several cells at once on real hardware and no check is defined, or there are
+            more hosts than one.
     """
-    host = choose_gpus(place_of(topology, options.gpus), options.gpus)
-    width = 1 if options.serial else min(len(host.gpus), protocol.placement.gpus)
-    if width > 1 and not (campaign.simulated and protocol.colocation is None):
+    if not any(needs_gate(protocol, host, serial=options.serial) for host in hosts):
+        return False
+    if protocol.colocation is None and simulated:
+        return False
+    if protocol.colocation is None or len(hosts) > 1:
         raise StateConflict(
-            "several cells at once need the protocol's co-location check: run one at a time "
-            "(--serial)"
+            "several cells at once on one host need the protocol's co-location check, on one host: "
+            "run one cell a host at a time (--serial)"
         )
-    return Where((host,), {host.host: width}, options.base_port or 1)
-
-
-def where_of_all(
-    campaign: Campaign, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
-) -> Where:
-    """Return what the campaign may use of all its hosts; at least one.
-
-    Raises:
-        InputError, StateConflict: as :func:`where_of`.
-    """
-    each = [where_of(campaign, options, protocol, host) for host in hosts]
-    widths = {name: width for where in each for name, width in where.widths.items()}
-    return Where(tuple(host for where in each for host in where.hosts), widths, each[0].port_base)
+    return bool(placeable(protocol, hosts[0]))
 
 
 def without_host(where: Where, name: str) -> Where:

@@ -6,12 +6,14 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord
+from opprof.artifacts.environment import Topology
 from opprof.campaign import state
 from opprof.campaign.attempt import RunExecutor
 from opprof.campaign.binding import Binding, bind
@@ -19,14 +21,14 @@ from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import report_ready
 from opprof.campaign.executors.choose import open_executor
-from opprof.campaign.hosts import open_host, where_of_all
+from opprof.campaign.finale import conclude
+from opprof.campaign.hosts import needs_check, open_host, place_of, placed
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.store import Store, campaign_lock
-from opprof.campaign.waves import Where
 from opprof.errors import OpprofError, StateConflict
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
@@ -89,9 +91,11 @@ async def _placed(
     elsewhere = campaign.executor == "ray"
     host = CpuHost() if elsewhere else open_host(options, campaign.engine, campaign.id)
     async with open_executor(campaign, store.folder, options, host, say) as (executor, hosts):
-        where = where_of_all(campaign, options, binding.protocol.file, hosts)
+        places = [place_of(each, options.gpus) for each in hosts]
+        # Refuses here, while the starter still listens, what no check could authorise.
+        needs_check(campaign.simulated, options, placed(binding.protocol.file, options), places)
         report_ready(life.ready_descriptor, f"ok {campaign.id}")
-        return await _run(life, store, campaign, binding, record, executor, host, where)
+        return await _run(life, store, campaign, binding, record, executor, host, places)
 
 
 async def _run(
@@ -102,8 +106,9 @@ async def _run(
     record: ControllerRecord,
     executor: RunExecutor,
     host: Host,
-    where: Where,
+    hosts: Sequence[Topology],
 ) -> int:
+    options = options_of(campaign)
     for line in await executor.clean_up(campaign.id):
         say(line)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
@@ -117,13 +122,16 @@ async def _run(
         life.sources,
         executor,
         host,
-        where,
+        hosts,
         ledger,
         record,
         say=say,
     )
     ending = await controller.run()
     code, message = _verdict(store, ending)
+    if not (ending.asked or ending.stop or ending.failure):
+        for line in await conclude(store, campaign, options.limits, say):
+            code, message = FAILED, f"{message}; {line}"
     controller.farewell(message)
     say(message)
     return code

@@ -23,10 +23,12 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from opprof.artifacts.campaign import ProcessRecord
+from opprof.artifacts.common import Gate
 from opprof.campaign import checks
-from opprof.campaign.attempt import AttemptSpec, Facts, Halt, Journal, Outcome
-from opprof.campaign.client import client_command, client_deadline_s
+from opprof.campaign.attempt import AttemptSpec, Facts, Halt, Journal, Meeting, Outcome
+from opprof.campaign.client import base_url, client_command, client_deadline_s
 from opprof.campaign.commands import CommandLog
+from opprof.campaign.engine_checks import check_engine, health_gate
 from opprof.campaign.hosts import open_host
 from opprof.campaign.options import Options, options_of, own_environment
 from opprof.campaign.places import visible_devices
@@ -39,7 +41,7 @@ from opprof.campaign.processes import (
     end_marked,
     spawn,
 )
-from opprof.campaign.server import HOST, Launch, free_port, server_environment, wait_healthy
+from opprof.campaign.server import Launch, free_port, server_environment, wait_healthy
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import EnvironmentFailure
 from opprof.host.cpus import parse_cpus
@@ -59,6 +61,7 @@ class Attempt:
         halt: Halt,
         table: ProcessTable,
         host: Host,
+        meeting: Meeting | None = None,
         *,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -73,6 +76,7 @@ class Attempt:
         self._commands = CommandLog(self._folder / "commands.log", wall_ns)
         self._children: list[Child] = []
         self._server: Child | None = None
+        self._meeting = meeting
         self._around = Surroundings(host, spec, self._options.limits)
         self._place_failure: EnvironmentFailure | None = None
         """The controller's disk failed while processes were being ended."""
@@ -85,11 +89,14 @@ class Attempt:
             asyncio.CancelledError: cancelled, after its processes were ended.
         """
         self._make_folder()
+        meeting = self._meeting
         try:
             try:
                 try:
                     await self._serve_and_load()
                 finally:
+                    if meeting is not None:
+                        await _to_the_end(meeting.leave(self._spec.run))
                     await _to_the_end(self._end_everything())
             except EnvironmentFailure as error:
                 self._facts.fault = str(error)
@@ -133,21 +140,32 @@ class Attempt:
         await wait_healthy(self._server, facts.port, options, server_log)
         facts.server_failed = False
         await self._journal.phase("serving")
+        self._check_engine()
         await self._around.look("before")
         await self._load(self._server)
         await self._around.look("after")
+
+    def _check_engine(self) -> None:
+        """No load on a server that is not what the protocol froze."""
+        found = check_engine(self._spec, self._protocol, self._folder)
+        self._facts.engine_gates, self._facts.engine_fields = found.gates, dict(found.fields)
+        if found.refusal:
+            raise EnvironmentFailure(found.refusal)
 
     async def _load(self, server: Child) -> None:
         spec, facts = self._spec, self._facts
         command = client_command(spec, self._protocol, sys.executable, facts.port)
         deadline_s = client_deadline_s(spec, self._protocol, self._options.limits)
         environment = own_environment() | self._marks("client")
+        if self._meeting is not None:
+            await self._meeting.may_load(spec.run)
         await self._journal.phase("loading")
         with _open_log(self._log("client")) as log:
             client = await self._start("client", command, environment, log)
         waiting = asyncio.ensure_future(client.wait(deadline_s))
         dying = asyncio.ensure_future(server.process.wait())
         watching = asyncio.ensure_future(self._around.watch())
+        meeting = asyncio.ensure_future(self._meet(client))
         try:
             await asyncio.wait({waiting, dying, watching}, return_when=asyncio.FIRST_COMPLETED)
             facts.server_died = dying.done() and not waiting.done()
@@ -157,10 +175,24 @@ class Attempt:
             # A client whose server is gone says so itself, within its own time-outs.
             facts.client_exit = await waiting
         finally:
-            for each in (waiting, dying, watching):
+            for each in (waiting, dying, watching, meeting):
                 each.cancel()
         facts.client_timed_out = facts.client_exit is None
-        self._commands.add_profile_calls(self._folder, f"http://{HOST}:{facts.port}")
+        self._commands.add_profile_calls(
+            self._folder, base_url(spec, facts.port), virtual=spec.campaign.engine == "sim-virtual"
+        )
+
+    async def _meet(self, client: Child) -> None:
+        """As a background: tell the round when load flows, and end the client after the target."""
+        meeting, spec = self._meeting, self._spec
+        if meeting is None or not spec.background:
+            return
+        requests = self._folder / "client" / "requests.jsonl"
+        while not requests.is_file() or requests.stat().st_size == 0:
+            await asyncio.sleep(self._options.limits.look_s)
+        await meeting.loads(spec.run)
+        await meeting.until_over()
+        self._table.send(client.record, signal.SIGINT)
 
     async def _end_everything(self) -> None:
         """Client, then server by its own drain, then whatever is left; all of it bounded."""
@@ -210,12 +242,22 @@ class Attempt:
 
     async def _judge(self) -> Outcome:
         await self._journal.phase("checking", self._facts.fault)
-        self._around.write(self._folder / "environment.json", self._protocol, self._facts, more={})
-        if not self._facts.fault and self._spec.role != "burnin":
+        self._around.write(
+            self._folder / "environment.json",
+            self._protocol,
+            self._facts,
+            more=self._facts.engine_fields,
+        )
+        if not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
         return checks.outcome_of(
-            self._spec, self._protocol, self._facts, self._folder, self._around.gates()
+            self._spec, self._protocol, self._facts, self._folder, self._gates()
         )
+
+    def _gates(self) -> list[Gate]:
+        """Everything that the controller itself has judged."""
+        health = health_gate(self._facts, self._folder, self._around.oom_kills())
+        return [*self._around.gates(), *self._facts.engine_gates, health]
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec
@@ -260,6 +302,8 @@ class Attempt:
         if child.process.returncode is None:
             self._table.send(child.record, number)
             if await child.wait(patience_s) is None:
+                if child is self._server:
+                    self._facts.log_bytes_at_kill = _size(self._folder / "server.log")
                 self._kill_group(child.record)
                 await child.wait(self._options.limits.grace_s)
         await self._note_end(child)
@@ -314,6 +358,13 @@ async def _to_the_end(work: Coroutine[object, object, None]) -> None:
     task.result()
     if cancelled:
         raise asyncio.CancelledError
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _open_log(path: Path) -> BinaryIO:

@@ -87,7 +87,10 @@ def launch_of(
         # A template that names a setting wins over the row's flag, which would come second.
         words += _missing(words, config.flags)
     else:
-        words = _embedded(words, protocol, config, python, time_scale, seed)
+        words = _embedded(words, protocol, config, python, seed)
+        # Virtual time is as fast as it can be; real time runs faster by the declared scale.
+        pace = ["--time-factor", repr(1.0 / time_scale)]
+        words += ["--virtual"] if engine == "sim-virtual" else pace
     timeout = f"{options.limits.shutdown_timeout_s:g}"
     words += ["--host", HOST, "--port", "${PORT}", "--shutdown-timeout", timeout]
     return Launch(tuple(words), dict(options.engine_environment))
@@ -119,7 +122,6 @@ def _embedded(
     protocol: Protocol,
     config: Config,
     python: str,
-    time_scale: float,
     seed: int,
 ) -> list[str]:
     """The same configuration on the embedded engine, which has vLLM's flags but not all of them."""
@@ -136,7 +138,7 @@ def _embedded(
     for flag in ("--profiler-config", "--served-model-name"):
         if flag in words:
             command += words[words.index(flag) : words.index(flag) + 2]
-    return [*command, "--seed", str(seed), "--time-factor", repr(1.0 / time_scale)]
+    return [*command, "--seed", str(seed)]
 
 
 def _model(words: Sequence[str]) -> str:

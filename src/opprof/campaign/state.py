@@ -6,7 +6,7 @@ before or after the state that explains them, never without one, and repeating a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from opprof.campaign.ledger import attempt_cost
 from opprof.campaign.plan import ACTIVE
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import OpprofError
-from opprof.integrity.provenance import record_folder, record_path, record_run
+from opprof.integrity.provenance import record_folder, record_path
 
 _BAD: frozenset[GateOutcome] = frozenset({"fail"})
 
@@ -72,12 +72,18 @@ class StoreJournal:
 
 
 def begin_attempt(
-    store: Store, record: RunRecord, slot: Slot, hashes: Mapping[str, str], *, wall_ns: int
+    store: Store,
+    record: RunRecord,
+    slot: Slot,
+    hashes: Mapping[str, str],
+    *,
+    folder: str,
+    wall_ns: int,
 ) -> RunRecord:
     """Save and return the record with a new attempt in phase ``starting``."""
     attempt = Attempt(
         number=len(record.attempts) + 1,
-        folder=f"runs/{record.run}",
+        folder=folder,
         phase="starting",
         transitions=[Transition("starting", wall_ns)],
         slot=slot,
@@ -152,14 +158,14 @@ def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> l
     An attempt whose seven checks were saved is completed; any other attempt under way becomes
     ``interrupted`` and its folder is kept. Returns the records.
     """
-    records = []
-    for record in store.runs():
+    records, planned = [], store.runs()
+    for record in planned:
         attempt = record.attempt
         if attempt is None or record.state == "complete":
             records.append(record)
             continue
         if record.state in ACTIVE:
-            if _was_judged(attempt):
+            if _was_judged(attempt) and _counts_alone(record, planned):
                 record = _completed_late(store, record, protocol_sha256, say)
             else:
                 say(f"{record.run}: attempt {attempt.number} was broken off in {record.state}")
@@ -177,6 +183,18 @@ def _was_judged(attempt: Attempt) -> bool:
     )
 
 
+def _counts_alone(record: RunRecord, records: Sequence[RunRecord]) -> bool:
+    """Whether a judged attempt may be completed: a co-location round counts as a whole.
+
+    Its runs are completed one after the other once all have been judged, so that one complete run
+    of the round tells that the others may follow.
+    """
+    if record.role != "colocation":
+        return True
+    begun = "-".join(record.run.split("-")[:2])
+    return any(other.run.startswith(f"{begun}-") and other.state == "complete" for other in records)
+
+
 def _completed_late(
     store: Store, record: RunRecord, protocol_sha256: str, say: Callable[[str], None]
 ) -> RunRecord:
@@ -192,9 +210,9 @@ def _completed_late(
 def _complete(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecord:
     assert record.attempt is not None
     store.crash_point(record.run, "judged")
-    record_run(
+    record_folder(
         store.folder,
-        record.run,
+        record.attempt.folder,
         attempt=record.attempt.number,
         protocol_sha256=protocol_sha256,
         wall_ns=store.wall_ns(),

@@ -24,6 +24,7 @@ from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.environment import (
     Environment,
     GpuProcess,
+    GpuState,
     Snapshot,
     Topology,
     Versions,
@@ -33,10 +34,13 @@ from opprof.campaign.hosts import known_gpus
 from opprof.campaign.options import Limits
 from opprof.errors import InputError
 from opprof.files import read_bytes, sha256_bytes, write_atomic
+from opprof.host.nvml_fields import SLOWING
 from opprof.host.ports import Host
 from opprof.protocol import Protocol
 
 Moment = Literal["idle", "before", "sample", "after", "cleanup"]
+_PROTECTING = SLOWING - {"sw_power_cap", "sync_boost", "display_clock_setting"}
+"""Clock events of a GPU that is too hot or short of power; power capping is its normal work."""
 _NO_GPU = "no GPU is known on this host"
 T = TypeVar("T")
 
@@ -139,11 +143,16 @@ class Surroundings:
         return _gate("gpu_memory", "pass", "back at its value before the server", numbers)
 
     def clock_load(self) -> Gate:
-        """Host load and full clock snapshots stand before and after the measured interval."""
+        """Host load and full clock snapshots stand before and after the measured interval.
+
+        The protocol has no numeric limit for them: clocks, power capping and load are recorded.
+        What fails is what no measurement can have meant: another GPU, memory errors, a GPU that
+        protected itself, other clock limits than at the start, foreign processes.
+        """
         before, after = self.looks.get("before"), self.looks.get("after")
-        missing = [name for name, look in (("before", before), ("after", after)) if look is None]
-        if missing or before is None or after is None:
-            return _gate("clock_load", "fail", f"no snapshot {' and '.join(missing)} the load")
+        if before is None or after is None:
+            missing = " and ".join(n for n in ("before", "after") if n not in self.looks)
+            return _gate("clock_load", "fail", f"no snapshot {missing} the load")
         looks = [before, *self.samples, after]
         strange = {p.pid for look in looks for p in foreign(look.processes)}
         throttled = {r for look in looks for s in look.gpus for r in s.throttle_reasons or []}
@@ -153,12 +162,20 @@ class Surroundings:
             "throttle_reasons": [*sorted(throttled)],
             "foreign_processes": len(strange),
         }
-        blind = [s.index for look in (before, after) for s in look.gpus if s.sm_clock_mhz is None]
-        if blind:
-            return _gate("clock_load", "fail", f"GPU {blind[0]} tells no clock", numbers)
-        if strange:
-            return _gate("clock_load", "fail", f"{len(strange)} foreign processes", numbers)
-        return _gate("clock_load", "pass", "clocks and load stand before and after", numbers)
+        faults = [f"{len(strange)} foreign processes"] if strange else []
+        faults += [f"a GPU reports {name}" for name in sorted(throttled & _PROTECTING)]
+        for first, last in zip(before.gpus, after.gpus, strict=True):
+            faults += _changes(first, last)
+        reason = "; ".join(faults) or "clocks and load stand before and after"
+        return _gate("clock_load", "fail" if faults else "pass", reason, numbers)
+
+    def oom_kills(self) -> tuple[int | None, int | None]:
+        """Return the kernel's counter before the server and after it."""
+        first, last = self.looks.get("idle"), self.looks.get("cleanup")
+        return (
+            None if first is None else first.host.oom_kills,
+            None if last is None else last.host.oom_kills,
+        )
 
     @property
     def _floor(self) -> int:
@@ -190,9 +207,6 @@ class Surroundings:
                 *self.samples,
             ],
             engine_config_sha256=_hash_or_none(path.parent / "opprof" / "engine-config.json"),
-            compile_cache_key=_first(w.compile_cache_key for w in report.workers)
-            if report is not None
-            else None,
             moe_backend=_first(name for w in report.workers for name in w.moe_backends)
             if report is not None
             else None,
@@ -237,6 +251,20 @@ class Surroundings:
             nccl=None,
             kernel=platform.release(),
         )
+
+
+def _changes(before: GpuState, after: GpuState) -> list[str]:
+    """Return what of a GPU may not change over a measured interval, and did."""
+    name, faults = f"GPU {before.index}", []
+    for field in ("uuid", "sm_clock_max_mhz", "mem_clock_max_mhz", "sm_clock_application_mhz"):
+        old, new = getattr(before, field), getattr(after, field)
+        if old != new:
+            faults.append(f"{name}: {field} was {old}, is {new}")
+    if before.sm_clock_mhz is None or after.sm_clock_mhz is None:
+        faults.append(f"{name} tells no clock")
+    if (after.ecc_uncorrected or 0) > (before.ecc_uncorrected or 0):
+        faults.append(f"{name}: uncorrected memory errors")
+    return faults
 
 
 def foreign(processes: Iterable[GpuProcess]) -> list[GpuProcess]:

@@ -45,6 +45,7 @@ group.add_command(plan)
 )
 @click.option("--time-scale", type=float, default=1.0, show_default=True, help="Declared factor.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the embedded engine.")
+@click.option("--virtual", is_flag=True, help="Embedded engine in virtual time, in lock step.")
 @click.option("--only", multiple=True, metavar="P01[/C00]", help="These cells only; repeatable.")
 @click.option("--gpus", default="", metavar="0,1,2", help="Physical GPUs that may be used.")
 @click.option("--serial", is_flag=True, help="One run at a time.")
@@ -150,6 +151,8 @@ def _request(flags: dict[str, Any]) -> Any:
         gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
     except ValueError as error:
         raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
+    if flags["virtual"] and flags["engine"] != "sim":
+        raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
     options = Options(
         server_command=flags["server_command"],
         python=flags["python"],
@@ -166,7 +169,7 @@ def _request(flags: dict[str, Any]) -> Any:
     return Request(
         protocol=flags["protocol"],
         out=flags["out"],
-        engine=flags["engine"],
+        engine="sim-virtual" if flags["virtual"] else flags["engine"],
         variables=pairs(flags["variables"], "--var"),
         sources=make_sources(flags["private"], flags["manifests"]),
         time_scale=flags["time_scale"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome
 from opprof.campaign.processes import ProcessTable, end_marked
 from opprof.campaign.run_attempt import Attempt
 from opprof.host.ports import Host
@@ -15,9 +15,11 @@ class LocalExecutor:
         self._table, self._host = table, host
         self._grace_s = grace_s
 
-    async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+    async def execute(
+        self, spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None = None
+    ) -> Outcome:
         """Run the attempt to its end."""
-        return await Attempt(spec, journal, halt, self._table, self._host).run()
+        return await Attempt(spec, journal, halt, self._table, self._host, meeting).run()
 
     async def clean_up(self, campaign: str) -> list[str]:
         """End what an earlier controller left behind."""

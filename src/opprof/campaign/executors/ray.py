@@ -25,7 +25,7 @@ import msgspec
 
 from opprof.artifacts.campaign import Campaign, RunRecord
 from opprof.artifacts.environment import Topology
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome, PlaceLost
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome, PlaceLost
 from opprof.campaign.executors import frames
 from opprof.campaign.executors.ray_cluster import (
     Node,
@@ -130,13 +130,19 @@ class RayExecutor:
 
     # ---------------------------------------------------------------------- RunExecutor
 
-    async def execute(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+    async def execute(
+        self, spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None = None
+    ) -> Outcome:
         """Run the attempt on the node that its slot names.
+
+        ``meeting``: refused; the co-location check is made on one host, by the local executor.
 
         Raises:
             PlaceLost: the node is gone; restart the run elsewhere.
             EnvironmentFailure: the place failed otherwise (disk full).
         """
+        if meeting is not None:
+            raise EnvironmentFailure("the co-location check needs the local executor")
         station = self._stations.get(spec.slot.host)
         if station is None or station.lost:
             raise PlaceLost(f"{spec.run}: there is no living Ray node {spec.slot.host!r}")

@@ -1,0 +1,153 @@
+"""The co-location check as it runs (A-P3-1): solo, eight-way, after a failure four-way.
+
+Every regime has two rounds, calibration and moderate run. A round is one target and its
+backgrounds on fresh servers: all servers come up, the backgrounds load, the target's client starts
+when each of them has completed a request, and they are told to stop when it has ended. A round
+counts as a whole: its runs become complete together or none does; a round that was broken off is
+made anew, one that failed by its surroundings once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from opprof.artifacts.campaign import RunRecord
+from opprof.artifacts.plan import ColocationGate, Regime
+from opprof.campaign.attempt import Outcome
+from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
+from opprof.campaign.colocation_read import CheckedPlace, gate_of, write_gate
+from opprof.campaign.launcher import Launcher, Place
+from opprof.campaign.ledger import fits, reserve
+from opprof.campaign.ledger_file import Ledger
+from opprof.campaign.meeting import RoundMeeting
+from opprof.campaign.plan import RERUNS_MAX
+from opprof.campaign.store import Store
+from opprof.errors import EnvironmentFailure, InputError
+from opprof.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the check needs of the campaign."""
+
+    store: Store
+    protocol: Protocol
+    ledger: Ledger
+    launcher: Launcher
+    place: CheckedPlace
+    port_base: int
+    say: Callable[[str], None]
+
+
+class BudgetSpent(EnvironmentFailure):
+    """A round would go over the GPU budget."""
+
+
+async def colocation_gate(check: Check) -> ColocationGate:
+    """Measure what is still to be measured and return the gate, which is on disk.
+
+    Raises:
+        BudgetSpent: a round would exceed the budget.
+        asyncio.CancelledError, EnvironmentFailure: broken off; a resume goes on.
+    """
+    file, host = check.protocol.file, check.place.host
+    measured: list[Regime] = []
+    gate: ColocationGate | None = None
+    while (regime := next_regime(file, host, gate)) != "done":
+        for each in rounds(file, host, regime, check.place.pace, port_base=check.port_base):
+            await _round(check, each)
+        measured.append(regime)
+        now = check.store.wall_ns()
+        gate = gate_of(check.store.folder, check.protocol, measured, check.place, wall_ns=now)
+        write_gate(check.store.folder, gate)
+        check.say(f"co-location, {regime}: {gate.reason}")
+    if gate is None:
+        raise InputError("the host holds no co-located regime of the protocol")
+    return gate
+
+
+async def _round(check: Check, each: Round) -> None:
+    runs = [each.target, *each.backgrounds]
+    records = {run.run: _record(check.store, run, index) for index, run in enumerate(runs)}
+    if _is_settled(list(records.values())):
+        return
+    _reserve(check, each, runs)
+    check.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")
+    meeting = RoundMeeting(each.target.run, [run.run for run in each.backgrounds])
+    tasks = [
+        asyncio.create_task(
+            check.launcher.attempt(records[run.run], run.slot, _place(each, run, meeting))
+        )
+        for run in runs
+    ]
+    try:
+        ended: list[tuple[RunRecord, Outcome]] = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for run in runs:
+            check.launcher.release(run.run, run.slot.wave)
+    bad = next(((record, outcome) for record, outcome in ended if outcome.reason), None)
+    for record, outcome in ended:
+        if bad is not None and not outcome.reason:
+            reason = f"{bad[0].run} of the same round failed: {bad[1].reason}"
+            outcome = msgspec.structs.replace(outcome, reason=reason, fault=bad[1].fault)
+        check.launcher.finish(record, outcome)
+
+
+def _is_settled(records: list[RunRecord]) -> bool:
+    """Whether a round is not made any more: complete, or failed for good."""
+    if all(record.state == "complete" for record in records):
+        return True
+    attempts = [record.attempt for record in records if record.state == "failed"]
+    if any(attempt is not None and attempt.fault != "infrastructure" for attempt in attempts):
+        return True
+    faults = [sum(a.fault == "infrastructure" for a in record.attempts) for record in records]
+    return bool(attempts) and max(faults) > RERUNS_MAX
+
+
+def _reserve(check: Check, each: Round, runs: list[ColocationRun]) -> None:
+    budget = check.protocol.file.budget
+    if not fits(check.ledger.balance, each.cost.reserved_gpu_s, budget):
+        raise BudgetSpent(
+            f"the {each.regime} co-location round would reserve {each.cost.reserved_gpu_s:.0f}"
+            f" GPU-seconds beyond the budget of {budget.gpu_hours_max:g} GPU-hours"
+        )
+    share = each.cost.reserved_gpu_s / len(runs)
+    check.ledger.append(
+        reserve(
+            {run.run: (1, share) for run in runs},
+            wave=0,
+            wall_ns=check.store.wall_ns(),
+            simulated=check.ledger.simulated,
+        )
+    )
+
+
+def _place(each: Round, run: ColocationRun, meeting: RoundMeeting) -> Place:
+    saturation = None if run.background else each.saturation_folder or None
+    return Place(run.folder, saturation, run.background, meeting)
+
+
+def _record(store: Store, run: ColocationRun, index: int) -> RunRecord:
+    """Return the run's record; a new one is not saved before its attempt begins."""
+    for record in store.runs():
+        if record.run == run.run:
+            return record
+    return RunRecord(
+        schema=1,
+        run=run.run,
+        pattern=run.pattern,
+        config=run.config,
+        load_point=run.load_point,
+        role="colocation",
+        order=index,
+        needs=[],
+        state="pending",
+        attempts=[],
+    )

@@ -1,0 +1,188 @@
+"""One attempt from the controller's side: begun, handed to an executor, brought to its end, paid.
+
+Waves and the co-location check both launch through here, so that every attempt has its record, its
+journal and its charges in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from opprof.artifacts.campaign import Campaign, RunRecord, Slot
+from opprof.artifacts.engine import EngineReport
+from opprof.campaign import state, tally
+from opprof.campaign.attempt import AttemptSpec, Halt, Meeting, Outcome, PlaceLost, RunExecutor
+from opprof.campaign.binding import Binding
+from opprof.campaign.costs import Pace, run_cost
+from opprof.campaign.engine_checks import first_engine
+from opprof.campaign.ledger import attempt_cost, charge_attempt, release
+from opprof.campaign.ledger_file import Ledger
+from opprof.campaign.options import Options, Sources, options_of
+from opprof.campaign.server import served_model
+from opprof.campaign.state import StoreJournal
+from opprof.campaign.store import Store
+from opprof.errors import EnvironmentFailure
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt's files lie, and what it belongs to."""
+
+    folder: str
+    """Of the run directory, relative to the campaign."""
+    saturation: str | None
+    """Run directory that a moderate rate comes from, relative to the campaign."""
+    background: bool = False
+    """Load beside a co-location target, until it is told to stop."""
+    meeting: Meeting | None = None
+
+
+class Launcher:
+    """See the module."""
+
+    def __init__(
+        self,
+        store: Store,
+        binding: Binding,
+        sources: Sources,
+        executor: RunExecutor,
+        ledger: Ledger,
+        *,
+        why: Callable[[], str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._store, self._binding, self._sources = store, binding, sources
+        self._campaign: Campaign = store.campaign()
+        self._options: Options = options_of(self._campaign)
+        self._executor, self._ledger = executor, ledger
+        self._why, self._say = why, say
+        self._active: dict[str, StoreJournal] = {}
+        self.halt = Halt()
+        self.pace = Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an attempt is under way."""
+        return bool(self._active)
+
+    async def attempt(
+        self, record: RunRecord, slot: Slot, place: Place
+    ) -> tuple[RunRecord, Outcome]:
+        """Begin and execute one attempt; the returned record still waits for its end.
+
+        Raises:
+            asyncio.CancelledError, EnvironmentFailure: it was recorded as broken off.
+        """
+        binding, store = self._binding, self._store
+        hashes = binding.source_hashes(record.pattern, record.config)
+        record = state.begin_attempt(
+            store, record, self._slot(slot), hashes, folder=place.folder, wall_ns=store.wall_ns()
+        )
+        journal = StoreJournal(store, record)
+        spec = self._spec(record, place)
+        self._say(f"{record.run}: attempt {spec.number} begins")
+        self._active[record.run] = journal
+        try:
+            outcome = await self._executor.execute(spec, journal, self.halt, place.meeting)
+        except PlaceLost as error:
+            sha256 = binding.protocol.sha256
+            self.pay(state.interrupt(store, journal.record, str(error), sha256, "infrastructure"))
+            raise
+        except (asyncio.CancelledError, EnvironmentFailure) as error:
+            reason = str(error) or self._why()
+            self.pay(state.interrupt(store, journal.record, reason, binding.protocol.sha256))
+            raise
+        finally:
+            del self._active[record.run]
+        return journal.record, outcome
+
+    def finish(self, record: RunRecord, outcome: Outcome) -> RunRecord:
+        """Bring an executed attempt to ``complete`` or ``failed``, and pay for it."""
+        record = state.finish(self._store, record, outcome, self._binding.protocol.sha256)
+        self.pay(record)
+        return record
+
+    def pay(self, record: RunRecord) -> None:
+        """Charge an ended attempt and release what was reserved for it."""
+        attempt = record.attempt
+        assert attempt is not None and attempt.slot is not None
+        self._ledger.append(
+            charge_attempt(
+                record,
+                attempt,
+                attempt_cost(attempt),
+                wall_ns=self._store.wall_ns(),
+                simulated=self._ledger.simulated,
+            )
+        )
+        self.release(record.run, attempt.slot.wave)
+        words = record.state if not attempt.reason else f"{record.state}: "
+        self._say(f"{record.run}: {words}{attempt.reason}")
+
+    def release(self, run: str, wave: int) -> None:
+        """Release what a run of a wave still has reserved."""
+        lines = release(
+            self._ledger.charges,
+            run,
+            wave,
+            wall_ns=self._store.wall_ns(),
+            simulated=self._ledger.simulated,
+        )
+        self._ledger.append(lines)
+
+    def running_gpu_s(self) -> float:
+        """Return the GPU time of the attempts under way, so far."""
+        now = self._store.wall_ns()
+        attempts = [journal.record.attempt for journal in self._active.values()]
+        return sum(attempt_cost(each, until_wall_ns=now).gpu_s for each in attempts if each)
+
+    def _slot(self, slot: Slot) -> Slot:
+        cpus = slot.cpus if self._options.bind_cpus else ""
+        port = slot.port if self._options.base_port else 0
+        return msgspec.structs.replace(slot, cpus=cpus, port=port)
+
+    def _first_server(self, config: str) -> tuple[EngineReport | None, str | None]:
+        """Return what the first complete run of a configuration says of its server."""
+        for record in self._store.runs():
+            if record.config == config and record.state == "complete" and record.attempt:
+                return first_engine(self._store.folder / record.attempt.folder)
+        return None, None
+
+    def _spec(self, record: RunRecord, place: Place) -> AttemptSpec:
+        campaign, binding, folder = self._campaign, self._binding, self._store.folder
+        launch = binding.launches[record.config]
+        attempt = record.attempt
+        assert attempt is not None and attempt.slot is not None
+        saturation = None
+        if place.saturation is not None and record.load_point == "moderate":
+            saturation = str(folder / place.saturation / "client" / "result.json")
+        first, key = self._first_server(record.config)
+        return AttemptSpec(
+            campaign=campaign,
+            run=record.run,
+            pattern=record.pattern,
+            config=record.config,
+            load_point=record.load_point,
+            role=record.role,
+            number=attempt.number,
+            slot=attempt.slot,
+            folder=str(folder / attempt.folder),
+            logs=str(folder / "logs" / f"{record.run}.{attempt.number}"),
+            protocol=str(self._store.protocol),
+            manifest=str(self._sources.manifest(record.pattern)),
+            manifest_sha256=campaign.manifests[record.pattern],
+            saturation=saturation,
+            launch=list(launch.words),
+            model=served_model(launch),
+            source_hashes=dict(attempt.source_hashes),
+            expected_s=run_cost(binding.protocol.file, record, self.pace).expected_s,
+            unrepresentative_before=tally.unrepresentative_before(record),
+            redacted=self._sources.names(),
+            first_engine=first,
+            first_cache_key=key,
+            background=place.background,
+        )
