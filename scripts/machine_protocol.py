@@ -91,7 +91,7 @@ KINDS: dict[str, dict[str, Any]] = {
             "gates.client_cpu_share_max": (2.0, "opened: client and server share two cores"),
             "gates.client_loop_delay_p99_max_ms": (1000.0, "opened: the same"),
             "gates.offered_rate_error_max": (0.15, SHORTENED),
-            "gates.classifiable_min": (0.0, "opened: a CPU trace has no kernels of the families"),
+            "timeline.profile_windows": (0, "none: a CPU trace holds no device kernels"),
             "h1b.irregular": (["P11"], ""),
             "h1b.contrasts": ([["P11", "P01"]], ""),
             "placement.gpus": (1, ""),
