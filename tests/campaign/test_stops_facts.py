@@ -6,6 +6,7 @@ import ast
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import opprof.client
@@ -109,11 +110,34 @@ def test_a_client_that_was_killed_leaves_its_gaps(tmp_path: Path) -> None:
     assert judge_run(facts, wall_ns=0) == []
 
 
-def test_a_damaged_artefact_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_artefact_is_a_red_flag_and_hides_no_other(tmp_path: Path) -> None:
     folder = small_run(tmp_path / "run")
     (folder / "client" / "result.json").write_text("{}")
-    with pytest.raises(SchemaError, match=r"result\.json"):
+    (folder / "analysis").mkdir()
+    (folder / "analysis" / "sanity.json").write_bytes(b"{")
+    facts = facts_of(folder)
+    assert "clean_requests" in {gate.name for gate in facts.gates}
+    assert [flag.split(": ")[:2] for flag in facts.red_flags] == [
+        ["damaged", "client/result.json"],
+        ["damaged", "analysis/sanity.json"],
+    ]
+    assert facts.missing == []
+    assert [stop.condition for stop in judge_run(facts, wall_ns=0)] == [10]
+
+
+def test_a_damaged_timeline_is_an_error(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run")
+    (folder / "client" / "timeline.json").write_text("{}")
+    with pytest.raises(SchemaError, match=r"timeline\.json"):
         facts_of(folder)
+
+
+def test_of_a_finished_analysis_its_sanity_is_enough(tmp_path: Path) -> None:
+    folder = small_run(tmp_path / "run")
+    analysis = analyze_run(PLUGIN_RUNS / "P03-C00-saturation", load_protocol("phase3"))
+    (folder / "analysis").mkdir()
+    (folder / "analysis" / "sanity.json").write_bytes(msgspec.json.encode(analysis.sanity))
+    assert facts_of(folder) == facts_of(folder, analysis=analysis)
 
 
 def judged(folder: Path) -> tuple[RunFacts, dict[int, str]]:

@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from opprof.analysis.load import read_analysis
 from opprof.analysis.results import RunAnalysis
 from opprof.artifacts.common import Gate
 from opprof.artifacts.run import LoadPoint, Result, Role, Timeline
@@ -36,7 +35,7 @@ class RunFacts(Struct, frozen=True):
     gates: list[Gate]
     """Of client, analysis and controller; a name may occur from two sources."""
     red_flags: list[str]
-    """Of every sanity block of the run, by source."""
+    """Of every sanity block of the run, by source; an artefact that cannot be read is one too."""
     accepted: bool | None
     """The client's verdict; null without a result."""
     drain_quarantined: bool | None
@@ -92,29 +91,39 @@ def facts_of(
 
     Args:
         folder: The run directory.
-        analysis: Its analysis where that is at hand; else ``analysis/`` is read if it is there.
+        analysis: Its analysis where that is at hand; else ``analysis/sanity.json``, which holds
+            every gate of it, is read if it is there.
         gates: What the controller itself has judged (host, effective configuration, hashes).
 
     Raises:
         InputError: no timeline.
-        SchemaError: an artefact does not fit its schema.
+        SchemaError: the timeline does not fit its schema.
     """
-    timeline = _read(folder / "client" / "timeline.json", Timeline)
+    timeline = _read(folder, "client/timeline.json", Timeline)
     if timeline is None:
         raise InputError("no run directory: client/timeline.json is missing", path=folder)
     missing: list[str] = []
-    result = _read(folder / "client" / "result.json", Result)
-    if result is None:
-        missing.append("client/result.json")
-    client = _read(folder / "client" / "sanity.json", Sanity)
-    if client is None:
-        missing.append("client/sanity.json")
-    if analysis is None and (folder / "analysis" / "sanity.json").is_file():
-        analysis = read_analysis(folder / "analysis")
-    if analysis is None and timeline.role != "burnin":
-        missing.append("analysis/sanity.json")
-    blocks = {"client": client, "analysis": None if analysis is None else analysis.sanity}
+    damaged: list[str] = []
+
+    def optional(name: str, kind: type[T]) -> T | None:
+        try:
+            value = _read(folder, name, kind)
+        except InputError as error:
+            # The other artefacts still count: what they say must not be lost with this one.
+            damaged.append(f"damaged: {name}: {error.reason}")
+            return None
+        if value is None:
+            missing.append(name)
+        return value
+
+    result = optional("client/result.json", Result)
+    blocks = {"client": optional("client/sanity.json", Sanity)}
+    if analysis is not None:
+        blocks["analysis"] = analysis.sanity
+    elif timeline.role != "burnin":
+        blocks["analysis"] = optional("analysis/sanity.json", Sanity)
     found = {name: block for name, block in blocks.items() if block is not None}
+    flags = [f"{name}: {flag}" for name, block in found.items() for flag in block.red_flags]
     return RunFacts(
         run=timeline.run_name,
         pattern=timeline.pattern,
@@ -124,14 +133,15 @@ def facts_of(
         time_scale=timeline.time_scale,
         simulated=timeline.simulated,
         gates=[gate for block in found.values() for gate in block.gates] + list(gates),
-        red_flags=[f"{name}: {flag}" for name, block in found.items() for flag in block.red_flags],
+        red_flags=flags + damaged,
         accepted=None if result is None else result.accepted,
         drain_quarantined=None if result is None else result.drain_quarantined,
         missing=missing,
     )
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(folder: Path, name: str, kind: type[T]) -> T | None:
+    path = folder / name
     if not path.exists():
         return None
     try:
