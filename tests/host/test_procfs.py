@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opprof.errors import InputError
+from opprof.errors import EnvironmentFailure, InputError
 from opprof.host.cpus import format_cpus, parse_cpus
 from opprof.host.disk import tree_bytes
 from opprof.host.procfs import ProcFs, parse_stat
@@ -84,3 +84,5 @@ def test_sizes_of_folders(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path)
     assert tree_bytes(tmp_path) == 5
     assert tree_bytes(tmp_path / "absent") == 0
+    with pytest.raises(EnvironmentFailure, match="cannot list"):
+        tree_bytes(tmp_path / "b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from opprof.errors import EnvironmentFailure
@@ -40,24 +41,34 @@ def tree_bytes(path: Path) -> int:
     waiting = [path]
     while waiting:
         folder = waiting.pop()
-        try:
-            entries = list(os.scandir(folder))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise EnvironmentFailure(f"cannot list: {error.strerror}", path=folder) from error
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(Path(entry.path))
-                    continue
-                if not entry.is_file(follow_symlinks=False):
-                    continue
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
+        for entry in _entries(folder):
+            found = _state(entry)
+            if found is None:
                 continue
-            if found.st_nlink > 1 and (found.st_dev, found.st_ino) in seen:
-                continue
-            seen.add((found.st_dev, found.st_ino))
-            total += found.st_size
+            if stat.S_ISDIR(found.st_mode):
+                waiting.append(Path(entry.path))
+            elif stat.S_ISREG(found.st_mode):
+                if found.st_nlink > 1 and (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+                total += found.st_size
     return total
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot list: {error.strerror}", path=folder) from error
+
+
+def _state(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot read: {error.strerror}", path=entry.path) from error
