@@ -267,7 +267,10 @@ def recovery(checks: Sequence[tuple[Interval, Recovery]], gates: Gates | None) -
 
 
 def drain_quarantine(timeline: Timeline, pattern: Pattern | None, result: Result | None) -> Gate:
-    """The drain kept its class's budget; a failure marks the run and takes nothing from it."""
+    """The drain kept its class's budget; a failure marks the run and takes nothing from it.
+
+    A mark of the client under another budget does not bind: an amendment judges again (A-P3-5).
+    """
     name = "drain_quarantine"
     drains = intervals_of(timeline, "drain")
     numbers: dict[str, Value] = {
@@ -284,6 +287,9 @@ def drain_quarantine(timeline: Timeline, pattern: Pattern | None, result: Result
     budget = pattern.drain_budget_s * timeline.time_scale
     numbers["budget_s"] = budget
     marked = result is not None and result.drain_quarantined
+    if result is not None and result.metrics.get("drain_budget_s", budget) != budget:
+        numbers["marked_under_budget_s"] = result.metrics["drain_budget_s"]
+        marked = False
     reason = f"drain of {seconds:.3f} s, {budget:g} s allowed"
     return verdict(name, seconds <= budget and not marked, reason, numbers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opprof._version import __version__
+from opprof.analysis.gates_client import drain_quarantine
 from opprof.analysis.inputs import RunInputs
 from opprof.artifacts.common import Provenance, RunIdentity
 from opprof.code_hash import code_sha256
@@ -10,9 +11,15 @@ from opprof.files import sha256_file
 from opprof.protocol import Protocol
 
 
-def identity(inputs: RunInputs) -> RunIdentity:
-    """Name the run from its timeline and result, never from its folder."""
+def identity(inputs: RunInputs, protocol: Protocol | None) -> RunIdentity:
+    """Name the run from its timeline and result, never from its folder.
+
+    Whether its drain is quarantined is the bound protocol's verdict where it can be had.
+    """
     timeline, result = inputs.timeline, inputs.result
+    pattern = None if protocol is None else protocol.pattern(timeline.pattern)
+    drain = drain_quarantine(timeline, pattern, result).outcome
+    marked = None if result is None else result.drain_quarantined
     return RunIdentity(
         name=timeline.run_name,
         pattern=timeline.pattern,
@@ -21,7 +28,7 @@ def identity(inputs: RunInputs) -> RunIdentity:
         role=timeline.role,
         time_scale=timeline.time_scale,
         simulated=timeline.simulated,
-        drain_quarantined=None if result is None else result.drain_quarantined,
+        drain_quarantined=marked if drain == "not_evaluable" or result is None else drain == "fail",
     )
 
 

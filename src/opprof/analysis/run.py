@@ -70,7 +70,7 @@ def analyze_run(
     tables = build_windows(read, side.columns, deciding, others, protocol)
     judged = judge_representativeness(inputs, side, read, protocol)
     gates = profile_gates(inputs, tables.windows, judged, ranks, protocol)
-    run = identity(inputs)
+    run = identity(inputs, protocol)
     origin = provenance(inputs, protocol, deciding.version, deciding.sha256)
     layer1 = layer1_artefact(side, run, origin)
     kernels = kernels_artefact(run, origin, tables, deciding, others, judged, gates)

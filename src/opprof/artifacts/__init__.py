@@ -8,6 +8,7 @@ from typing import Any
 def catalogue() -> dict[str, Any]:
     """Return artefact name to its type; one JSON Schema each stands under ``schemas/``."""
     from opprof.artifacts import (
+        adjudication,
         campaign,
         client,
         comparison,
@@ -50,6 +51,7 @@ def catalogue() -> dict[str, Any]:
         "environment": environment.Environment,
         "snapshot": environment.Snapshot,
         "topology": environment.Topology,
+        "adjudication": adjudication.Adjudication,
         "campaign": campaign.Campaign,
         "run-record": campaign.RunRecord,
         "charge": campaign.Charge,

@@ -1,4 +1,4 @@
-"""``opprof protocol check|freeze|show``; ``diff`` and ``amend`` stand in ``protocol_change``."""
+"""``opprof protocol check|freeze|show``; the others stand in ``protocol_change``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 import click
 
 from opprof.cli.options import json_option, print_json
-from opprof.cli.protocol_change import FROZEN_MODE, amend_command, diff_command, load
+from opprof.cli.protocol_change import (
+    FROZEN_MODE,
+    amend_command,
+    diff_command,
+    load,
+    rejudge_command,
+)
 from opprof.cli.protocol_tables import show_lines
 from opprof.errors import InputError, StateConflict
 from opprof.files import write_atomic
@@ -30,6 +36,7 @@ def group() -> None:
 
 group.add_command(diff_command)
 group.add_command(amend_command)
+group.add_command(rejudge_command)
 
 
 @group.command("check")

@@ -1,4 +1,4 @@
-"""``opprof protocol diff|amend``."""
+"""``opprof protocol diff|amend|rejudge``."""
 
 from __future__ import annotations
 
@@ -191,3 +191,42 @@ def _setting(text: str) -> tuple[str, str]:
     if not sign or not key.strip() or not value.strip():
         raise InputError(f"--set {text!r} is not KEY=VALUE")
     return key.strip(), value.strip()
+
+
+@click.command("rejudge")
+@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--old", required=True, metavar="FILE", help="Protocol the run was measured under.")
+@click.option("--new", required=True, metavar="FILE", help="Protocol that judges it again.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder for adjudication.json and result.json; never the run's own.",
+)
+@json_option
+def rejudge_command(run: Path, old: str, new: str, out: Path, as_json: bool) -> None:
+    """Judge a completed RUN again from its kept raw data; both verdicts are written.
+
+    Nothing is rerun and nothing in RUN is changed. Exit codes: 0 accepted by the new protocol,
+    1 not accepted, 2 unusable input.
+    """
+    from opprof.adjudication import rejudge, write_adjudication
+
+    if run.resolve() in [out.resolve(), *out.resolve().parents]:
+        raise InputError(
+            "lies inside the run, which stays as it is; choose another --out", path=out
+        )
+    found = rejudge(run, load(old), load(new))
+    write_adjudication(found, out)
+    if as_json:
+        print_json(found)
+    else:
+        for name, verdict in (("before", found.before), ("after", found.after)):
+            word = "accepted" if verdict.accepted else "not accepted"
+            flag = ", drain-quarantined" if verdict.drain_quarantined else ""
+            click.echo(f"{found.run.name} {name} ({verdict.protocol_sha256[:12]}): {word}{flag}")
+            for reason in verdict.reasons:
+                click.echo(f"    {reason}")
+        for gate in found.changed:
+            click.echo(f"  {gate.source} {gate.name} ({gate.scope}): {gate.before} -> {gate.after}")
+    raise SystemExit(0 if found.after.accepted else 1)
