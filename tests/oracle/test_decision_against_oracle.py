@@ -84,7 +84,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         write_analysis(analysis, folder / "analysis")
     decision = decide_paths([root / "runs"], bound, exploratory=False, rehearsal=True, jobs=1)
     runs = {f.name[:3]: plain.read_run(f, f / "analysis") for f in folders}
-    return Both(decision, runs, tomllib.loads((EXAMPLES / "twins.toml").read_text()))
+    return Both(decision.decision, runs, tomllib.loads((EXAMPLES / "twins.toml").read_text()))
 
 
 def test_ratios_of_sums_and_their_moving_block_intervals(both: Both) -> None:

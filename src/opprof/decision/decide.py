@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from opprof.artifacts.common import Provenance
 from opprof.artifacts.comparison import Comparison
@@ -44,6 +44,8 @@ def decide(
     *,
     exploratory: bool,
     tolerated: frozenset[str] = frozenset(),
+    absent: Mapping[str, str] | None = None,
+    stop: str | None = None,
     jobs: int = 1,
     advance: Callable[[], None] = lambda: None,
 ) -> Decision:
@@ -51,13 +53,14 @@ def decide(
 
     The result depends on the runs and the protocol only, not on their order or on ``jobs`` (worker
     processes that resample). ``tolerated`` names gates whose failure only marks a run (a rehearsal
-    runs on scaled time). ``advance`` is called after each run's resampling.
+    runs on scaled time). ``absent`` says of planned runs why they are not there, ``stop`` why a
+    campaign stands still (a note, no verdict). ``advance`` is called after each run's resampling.
 
     Raises:
         InputError: no run, two runs with one identity, measured and simulated runs together, or an
             artefact that contradicts itself.
     """
-    matrix = build_matrix(protocol, runs, tolerated)
+    matrix = build_matrix(protocol, runs, tolerated, absent or {})
     comparison = _compare(matrix, provenance)
     fits = _fit(matrix)
     intervals, kept = _resample(matrix, fits, jobs, advance)
@@ -90,7 +93,7 @@ def decide(
         confirmations=side.confirmation_deltas(matrix),
         parallelism=side.parallelism(matrix),
         warmup_branch=side.warmup_branch(matrix),
-        notes=notes.decision_notes(matrix),
+        notes=[*([] if stop is None else [stop]), *notes.decision_notes(matrix)],
         sanity=sanity_block(main, second.evidence.contrasts, intervals),
         provenance=provenance,
         rank_spreads=[row for row in comparison.rank_spreads if row.ranks > 1],

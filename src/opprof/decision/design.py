@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opprof.artifacts.decision import RunStatus
 from opprof.decision.facts import RunFacts, run_status
@@ -23,6 +23,8 @@ class Matrix:
     protocol: Protocol
     facts: Mapping[Key, RunFacts]
     statuses: Mapping[Key, RunStatus]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Planned run to why a campaign does not have it."""
 
     @property
     def file(self) -> ProtocolFile:
@@ -55,7 +57,8 @@ class Matrix:
         if self.fixed_as_missing(key[0], key[1]):
             return [f"{key[0]}/{key[1]} is frozen as missing (A-P3-7)"]
         if key not in self.facts:
-            return [f"{name} is missing"]
+            why = self.absent.get(name)
+            return [f"{name} is missing" if why is None else f"{name} is missing: {why}"]
         return [f"{name}: {reason}" for reason in self.statuses[key].invalid_reasons]
 
     def breakdown_reasons(self, key: Key) -> list[str]:
@@ -109,7 +112,12 @@ class Matrix:
         return missing
 
 
-def build_matrix(protocol: Protocol, runs: Sequence[RunFacts], tolerated: frozenset[str]) -> Matrix:
+def build_matrix(
+    protocol: Protocol,
+    runs: Sequence[RunFacts],
+    tolerated: frozenset[str],
+    absent: Mapping[str, str],
+) -> Matrix:
     """Sort the runs by identity and judge each.
 
     Raises:
@@ -128,7 +136,7 @@ def build_matrix(protocol: Protocol, runs: Sequence[RunFacts], tolerated: frozen
     if len({item.run.simulated for item in runs}) > 1:
         raise InputError("measured and simulated runs in one decision")
     statuses = {key: run_status(item, tolerated) for key, item in facts.items()}
-    return Matrix(protocol, facts, statuses)
+    return Matrix(protocol, facts, statuses, absent)
 
 
 def run_name(key: Key) -> str:

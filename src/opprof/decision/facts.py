@@ -36,6 +36,8 @@ class RunFacts:
     series: CleanSeries | Missing = field(default_factory=lambda: Missing("no clean series"))
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Artefact name to SHA-256."""
+    marks: Sequence[str] = ()
+    """What a campaign knows of the run: reruns, adjudications."""
 
     @property
     def run(self) -> RunIdentity:
@@ -53,6 +55,7 @@ def run_status(facts: RunFacts, tolerated: frozenset[str]) -> RunStatus:
     invalid = [f"red flag {flag}" for flag in facts.red_flags]
     invalid += [_sentence(gate) for gate in reach_run if gate.name not in tolerated]
     marks = [f"tolerated: {gate.name}" for gate in reach_run if gate.name in tolerated]
+    marks += facts.marks
     run = facts.run
     if run.drain_quarantined:
         marks.append("drain quarantined")

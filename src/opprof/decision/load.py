@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from opprof._version import __version__
 from opprof.analysis.gates import CATALOGUE, invalidates
@@ -14,6 +17,7 @@ from opprof.analysis.write import encode
 from opprof.artifacts.common import Gate, Provenance
 from opprof.artifacts.decision import Decision
 from opprof.code_hash import code_sha256
+from opprof.decision.campaign import CampaignRuns, read_campaign, stored_analysis
 from opprof.decision.decide import decide
 from opprof.decision.facts import GateReach, RunFacts
 from opprof.decision.series import read_series
@@ -40,6 +44,64 @@ _WASTE = {
 """Contract name to field. ``I_mix`` is this package's own."""
 
 
+@dataclass(frozen=True)
+class Decided:
+    """A decision with the analyses it rests on."""
+
+    decision: Decision
+    runs: list[LoadedRun]
+
+
+def decide_campaign(
+    root: Path,
+    *,
+    jobs: int | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> Decided:
+    """Decide a campaign under the protocol that it holds itself.
+
+    Analyses that lie in the runs are used where they were made under that protocol from the files
+    that are there; all others are made anew. A simulated campaign may run on scaled time.
+
+    Raises:
+        InputError, SchemaError: the campaign cannot be used, or no measured run is complete.
+    """
+    campaign = read_campaign(root)
+    protocol = campaign.protocol
+    if not campaign.folders:
+        raise InputError("no measured run is complete", path=root)
+    stored = {run: stored_analysis(run, protocol) for run in campaign.folders}
+    waiting = [run for run, found in stored.items() if found is None]
+    made = load_runs(waiting, protocol, jobs=jobs, advance=advance) if waiting else []
+    for _ in range(len(stored) - len(waiting)):
+        advance()
+    found = sorted([*(item for item in stored.values() if item is not None), *made],
+                   key=lambda item: item.source.name)  # fmt: skip
+    facts = [_in_campaign(run_facts(item, protocol), campaign) for item in found]
+    decision = decide(
+        facts,
+        protocol,
+        provenance(facts, found, protocol),
+        exploratory=not campaign.registered,
+        tolerated=REHEARSAL_GATES if campaign.campaign.simulated else frozenset(),
+        absent=campaign.absent,
+        stop=campaign.stop,
+        jobs=jobs or os.cpu_count() or 1,
+        advance=advance,
+    )
+    return Decided(decision, found)
+
+
+def _in_campaign(facts: RunFacts, campaign: CampaignRuns) -> RunFacts:
+    """Add what the campaign's state knows of the run."""
+    name = facts.run.name
+    kernels = facts.kernels
+    if name in campaign.quarantined and not facts.run.drain_quarantined:
+        run = msgspec.structs.replace(facts.run, drain_quarantined=True)
+        kernels = msgspec.structs.replace(kernels, run=run)
+    return replace(facts, kernels=kernels, marks=campaign.marks.get(name, ()))
+
+
 def decide_paths(
     paths: Sequence[Path],
     protocol: Protocol,
@@ -48,7 +110,7 @@ def decide_paths(
     rehearsal: bool = False,
     jobs: int | None = None,
     advance: Callable[[], None] = lambda: None,
-) -> Decision:
+) -> Decided:
     """Analyse or read every run that the paths name or hold, and decide.
 
     Args:
@@ -64,7 +126,7 @@ def decide_paths(
     """
     found = load_runs(paths, protocol, jobs=jobs, advance=advance)
     facts = [run_facts(item, protocol) for item in found]
-    return decide(
+    decision = decide(
         facts,
         protocol,
         provenance(facts, found, protocol),
@@ -73,6 +135,7 @@ def decide_paths(
         jobs=jobs or os.cpu_count() or 1,
         advance=advance,
     )
+    return Decided(decision, found)
 
 
 def run_facts(loaded: LoadedRun, protocol: Protocol) -> RunFacts:

@@ -34,6 +34,18 @@ def write_decision(decision: Decision, folder: Path) -> list[Path]:
     return [page, path]
 
 
+def check_replaceable(folder: Path) -> None:
+    """Refuse a folder whose ``decision.json`` is none, before minutes of work.
+
+    Raises:
+        StateConflict: something unreadable lies there, or the folder is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise StateConflict("is a file, not a folder", path=folder)
+    if (folder / "decision.json").exists():
+        _old(folder / "decision.json")
+
+
 def read_decision(path: Path) -> Decision:
     """Read ``decision.json``.
 
@@ -47,12 +59,18 @@ def read_decision(path: Path) -> Decision:
         raise SchemaError(f"does not fit its schema: {error}", path=path) from error
 
 
-def _check_same(path: Path, decision: Decision) -> None:
+def _old(path: Path) -> Decision:
     try:
-        old = read_decision(path)
+        return read_decision(path)
     except InputError as error:
         raise StateConflict("is no decision that can be read; move it away", path=path) from error
+
+
+def _check_same(path: Path, decision: Decision) -> None:
     # Artefacts carry the code's hash, so a newer analysis of the same runs has other bytes: runs
-    # are compared by who they are.
-    if {item.run.name for item in old.runs} != {item.run.name for item in decision.runs}:
+    # are compared by who they are. A campaign goes on, so its later decision may have more runs.
+    old = {item.run.name for item in _old(path).runs}
+    new = {item.run.name for item in decision.runs}
+    grown = old <= new and not decision.exploratory
+    if old != new and not grown:
         raise StateConflict("is a decision on other runs; choose another --out", path=path)
