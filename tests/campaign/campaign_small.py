@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,8 +43,13 @@ VALUES = {
 }
 
 
-def small_protocol(path: Path, patterns: tuple[str, ...] = ("P01", "P09")) -> Path:
-    """Write the protocol and return its path."""
+def small_protocol(
+    path: Path,
+    patterns: tuple[str, ...] = ("P01", "P09"),
+    changes: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the protocol, with further changed values, and return its path."""
+    values = VALUES | dict(changes or {})
     blocks = re.split(r"(?m)^(?=\[)", SOURCE.read_text())
     kept = []
     for block in blocks:
@@ -53,7 +59,7 @@ def small_protocol(path: Path, patterns: tuple[str, ...] = ("P01", "P09")) -> Pa
         kept.append(block)
     text = re.sub(
         r"(?m)^(\w+) = [^\n]*$",
-        lambda m: f"{m.group(1)} = {VALUES[m.group(1)]}" if m.group(1) in VALUES else m.group(0),
+        lambda m: f"{m.group(1)} = {values[m.group(1)]}" if m.group(1) in values else m.group(0),
         "".join(kept[:1]) + "".join(kept[1:]),
     )
     # Only the file's own id and title change, not those of its rows.

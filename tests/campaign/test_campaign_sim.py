@@ -18,6 +18,8 @@ from campaign_small import small_manifests, small_protocol
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import CRASH_VARIABLE, Store, is_locked
 from opprof.campaign.watch import controller_state
+from opprof.protocol import load_protocol
+from opprof.protocol.amend import Request, amend_protocol
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240
@@ -188,6 +190,43 @@ def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
     site.opprof("resume", str(site.out))
     site.wait_end()
     assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()
+
+
+def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None:
+    """A failed run becomes complete with the data that it has; nothing is rerun."""
+    strict = small_protocol(site.protocol, changes={"warmup_completions_min": "1000000"})
+    site.start("--only", "P01")
+    site.wait_end()
+    failed = site.store.run("P01-C00-saturation")
+    assert failed.state == "failed", site.log()
+    assert failed.attempt is not None
+    assert failed.attempt.fault == "semantic"
+    assert site.store.run("P01-C00-moderate").state == "pending"
+    frozen = load_protocol(strict)
+    assert frozen is not None
+    request = Request(
+        id="A-T-1",
+        title="warm-up",
+        reason="the service is steady long before",
+        date="2026-11-30",
+        settings=[("gates.warmup_completions_min", "1")],
+        rejudge=True,
+    )
+    amended = tmp_path / "amended.toml"
+    amended.write_bytes(amend_protocol(frozen, request))
+    site.opprof("resume", str(site.out), "--protocol", str(amended))
+    site.wait_end()
+    runs = site.store.runs()
+    assert [run.state for run in runs] == ["complete"] * 3, site.log()
+    revived = site.store.run("P01-C00-saturation")
+    assert len(revived.attempts) == 1
+    assert [verdict.accepted for verdict in revived.adjudications] == [True]
+    assert revived.accepted is False, "the client's own verdict stays"
+    assert (site.out / revived.adjudications[0].artefact / "sanity.json").is_file()
+    assert (site.out / "attempts" / "P01-C00-saturation.1" / "client" / "result.json").is_file()
+    assert len(list((site.out / "protocols").iterdir())) == 2
+    assert site.store.protocol.read_bytes() == amended.read_bytes()
+    assert site.store.campaign().protocol_sha256 == frozen.sha256
 
 
 def test_a_changed_manifest_is_refused(site: Site) -> None:

@@ -174,3 +174,13 @@ def release_stop(folder: Path, reviewed: str) -> None:
     with campaign_lock(folder):
         store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
         store.archive_stop()
+
+
+def amend(folder: Path, protocol: Path) -> None:
+    """Put an amended protocol in force before a resume (see :mod:`opprof.campaign.amend`)."""
+    from opprof.campaign.amend import take_amendment
+
+    store = Store(folder, wall_ns=time.time_ns)
+    options = options_of(store.campaign())
+    with campaign_lock(folder):
+        take_amendment(store, protocol, options.only, say)

@@ -116,7 +116,7 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
         record = store.transition(record, "failed", outcome.reason, fault=outcome.fault)
         return put_aside(store, record, protocol_sha256)
     store.save(record)
-    return _complete(store, record, protocol_sha256)
+    return complete(store, record, protocol_sha256)
 
 
 def interrupt(
@@ -199,7 +199,7 @@ def _completed_late(
     store: Store, record: RunRecord, protocol_sha256: str, say: Callable[[str], None]
 ) -> RunRecord:
     try:
-        record = _complete(store, record, protocol_sha256)
+        record = complete(store, record, protocol_sha256)
     except OpprofError as error:
         say(f"{record.run}: passed its checks but cannot be completed: {error}")
         return interrupt(store, record, str(error), protocol_sha256)
@@ -207,7 +207,8 @@ def _completed_late(
     return record
 
 
-def _complete(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecord:
+def complete(store: Store, record: RunRecord, protocol_sha256: str, reason: str = "") -> RunRecord:
+    """Record a run directory's hashes, then its state, which is written last."""
     assert record.attempt is not None
     store.crash_point(record.run, "judged")
     record_folder(
@@ -218,4 +219,4 @@ def _complete(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecor
         wall_ns=store.wall_ns(),
     )
     store.crash_point(record.run, "hashed")
-    return store.transition(record, "complete")
+    return store.transition(record, "complete", reason)

@@ -160,6 +160,13 @@ class Store:
         write_atomic(self.folder / "state" / f"{record.run}.json", pretty(record))
         self.crash_point(record.run, f"{record.state}.after")
 
+    def forget(self, run: str) -> None:
+        """Remove the state of a run that is no longer planned and never began."""
+        if self.run(run).attempts:
+            raise StateConflict(f"{run} has begun; nothing of it is ever removed")
+        (self.folder / "state" / f"{run}.json").unlink()
+        sync_folder(self.folder / "state")
+
     def transition(
         self, record: RunRecord, phase: Phase, reason: str = "", **changes: object
     ) -> RunRecord:

@@ -71,16 +71,23 @@ def start(foreground: bool, **flags: Any) -> None:
 @_private
 @_manifests
 @click.option("--foreground", is_flag=True, help="Do not detach.")
+@click.option(
+    "--protocol",
+    "amended",
+    type=click.Path(path_type=Path),
+    help="An amendment of the protocol in force (`opprof protocol amend`) to go on under.",
+)
 @click.option("--reviewed", default="", metavar="TEXT", help="Release a hard stop: who, and why.")
 def resume(
     folder: Path,
     private: Path | None,
     manifests: tuple[str, ...],
     foreground: bool,
+    amended: Path | None,
     reviewed: str,
 ) -> None:
     """Go on from the fresh-server boundary of whatever is not complete."""
-    from opprof.campaign.life import release_stop
+    from opprof.campaign.life import amend, release_stop
     from opprof.campaign.options import make_sources, sources_from_log
 
     folder = folder.absolute()
@@ -88,6 +95,8 @@ def resume(
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
     release_stop(folder, reviewed)
+    if amended is not None:
+        amend(folder, amended.absolute())
     _launch(folder, sources, foreground)
 
 

@@ -1,0 +1,202 @@
+"""An amended protocol in a campaign that has begun: taken over, and judged by from kept raw data.
+
+A run that has not begun is made under the new protocol. A run that has is touched only by an
+amendment that judges again (A-P3-5, A-P3-6): its raw data are analysed under the new protocol into
+``adjudications/``, both verdicts are kept, nothing is rerun. A failed run that the new protocol
+accepts becomes complete with the data it has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from opprof.analysis.results import RunAnalysis
+from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
+from opprof.artifacts.common import Gate
+from opprof.artifacts.sanity import Sanity
+from opprof.campaign import state
+from opprof.campaign.gate_rules import fault_of
+from opprof.campaign.plan import planned_runs
+from opprof.campaign.store import Store, with_attempt
+from opprof.errors import InputError, StateConflict
+from opprof.files import read_bytes, sync_folder, write_atomic
+from opprof.integrity.provenance import record_protocol
+from opprof.protocol import Protocol, load_protocol
+from opprof.protocol.amend import added_amendments
+from opprof.protocol.freeze import require_frozen
+from opprof.protocol.impact import check_amendment, impact
+from opprof.protocol.model import Amendment
+
+_JUDGED_BY_ANALYSIS = frozenset(
+    {"warmup", "clean_requests", "offered_rate", "client_lag", "recovery", "drain"}
+)
+"""Gates of the client that the analysis judges anew under its own names."""
+
+
+def take_amendment(
+    store: Store, path: Path, only: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Put an amended protocol in force; the caller owns the campaign.
+
+    The copy and its provenance come first and ``protocol.toml`` last, so that a crash in between
+    leaves the old protocol in force; taking the same amendment again finishes it.
+
+    Raises:
+        StateConflict: it does not follow from the protocol in force, touches runs that have begun,
+            or needs manifests that the campaign is not bound to.
+        InputError: it is unsound.
+    """
+    old, new = _load(store.protocol), _load(path)
+    require_frozen(new)
+    records = store.runs()
+    if old.sha256 != new.sha256:
+        started = [record for record in records if record.attempts]
+        if problems := check_amendment(old, new, started):
+            raise StateConflict("; ".join(problems), path=path)
+    _check_manifests(store, new, only)
+    added, _ = added_amendments(old, new)
+    _judge_again(store, old, new, added, say)
+    number = len(list((store.folder / "protocols").iterdir()))
+    kept = store.folder / "protocols" / f"{number:02d}-{new.sha256[:12]}.toml"
+    if not list(kept.parent.glob(f"*-{new.sha256[:12]}.toml")):
+        write_atomic(kept, new.data)
+    record_protocol(store.folder, path)
+    _plan_again(store, new, only)
+    write_atomic(store.protocol, new.data)
+    say(f"protocol {new.sha256[:12]} is in force: {', '.join(row.id for row in added)}")
+
+
+def _load(path: Path) -> Protocol:
+    protocol = load_protocol(path)
+    if protocol is None:
+        raise InputError("'none' is no protocol")
+    return protocol
+
+
+def _check_manifests(store: Store, new: Protocol, only: Sequence[str]) -> None:
+    bound = store.campaign().manifests
+    for record in planned_runs(new.file, only):
+        if record.pattern not in bound:
+            raise StateConflict(
+                f"the amended protocol runs {record.pattern}, whose manifest this campaign is not "
+                "bound to: start a new campaign for it",
+                path=store.folder,
+            )
+
+
+def _plan_again(store: Store, new: Protocol, only: Sequence[str]) -> None:
+    """Bring the runs that have not begun in line with the new plan; touch no other."""
+    begun = {record.run: record for record in store.runs() if record.attempts}
+    wanted = {record.run: record for record in planned_runs(new.file, only)}
+    for name, record in wanted.items():
+        if name not in begun:
+            store.save(record)
+        elif begun[name].order != record.order:
+            store.save(msgspec.structs.replace(begun[name], order=record.order))
+    for record in store.runs():
+        if record.run not in wanted and not record.attempts:
+            store.forget(record.run)
+
+
+# --------------------------------------------------------------------- judging again
+
+
+def _judge_again(
+    store: Store,
+    old: Protocol,
+    new: Protocol,
+    added: Sequence[Amendment],
+    say: Callable[[str], None],
+) -> None:
+    rejudging = [row for row in added if row.rejudge]
+    if not rejudging:
+        return
+    name = ", ".join(f"{row.id} ({row.title})" for row in rejudging)
+    touched = impact(old.file, new.file)
+    for record in store.runs():
+        attempt = record.attempt
+        if attempt is None or not touched.on(record) or record.role in ("burnin", "colocation"):
+            continue
+        if record.state not in ("complete", "failed"):
+            continue
+        found = _last_verdict(record, new) or _adjudicate(store, record, attempt, new, name)
+        if found is None:
+            continue
+        say(f"{record.run}: {name} {'accepts' if found.accepted else 'refuses'} it")
+        if found.accepted and record.state == "failed":
+            _revive(store, store.run(record.run), attempt, new.sha256, name)
+
+
+def _last_verdict(record: RunRecord, new: Protocol) -> Adjudication | None:
+    """Return the verdict under this protocol, where a crash came between it and its effect."""
+    found = [each for each in record.adjudications if each.protocol_sha256 == new.sha256]
+    return found[-1] if found else None
+
+
+def _adjudicate(
+    store: Store, record: RunRecord, attempt: Attempt, new: Protocol, name: str
+) -> Adjudication | None:
+    """Analyse kept raw data under the new protocol; None where there is no measurement to judge."""
+    from opprof.analysis.run import analyze_run
+    from opprof.analysis.write import write_analysis
+
+    folder = store.folder / attempt.folder
+    if not (folder / "client" / "result.json").is_file():
+        return None
+    analysis = analyze_run(folder, new)
+    relative = f"adjudications/{new.sha256[:12]}/{record.run}"
+    write_analysis(analysis, store.folder / relative)
+    reasons = _reasons(store, folder, analysis)
+    verdict = Adjudication(new.sha256, name, not reasons, reasons, relative)
+    record = msgspec.structs.replace(
+        record,
+        adjudications=[*record.adjudications, verdict],
+        drain_quarantined=_quarantined(analysis, record.drain_quarantined),
+    )
+    store.save(record)
+    return verdict
+
+
+def _reasons(store: Store, folder: Path, analysis: RunAnalysis) -> list[str]:
+    """Return why the run is refused under the new protocol; empty when it is accepted."""
+    campaign = store.campaign()
+    declared = {"simulated"} if campaign.simulated else set()
+    declared |= {"time_scale"} if campaign.time_scale != 1.0 else set()
+    client = msgspec.json.decode(read_bytes(folder / "client" / "sanity.json"), type=Sanity)
+    own = [gate for gate in client.gates if gate.name not in _JUDGED_BY_ANALYSIS]
+    gates = [gate for gate in [*analysis.sanity.gates, *own] if gate.name not in declared]
+    failed = [gate for gate in gates if gate.outcome == "fail" and fault_of([gate])]
+    return [f"{gate.name}: {gate.reason}" for gate in failed] + analysis.sanity.red_flags
+
+
+def _quarantined(analysis: RunAnalysis, before: bool | None) -> bool | None:
+    """Judge the drain by the new allowance; the client's own mark stays in its artefacts."""
+    gate: Gate | None = next(
+        (gate for gate in analysis.sanity.gates if gate.name == "drain_quarantine"), None
+    )
+    spent = None if gate is None else gate.numbers.get("drain_s")
+    allowed = None if gate is None else gate.numbers.get("budget_s")
+    if not isinstance(spent, int | float) or not isinstance(allowed, int | float):
+        return before
+    return spent > allowed
+
+
+def _revive(
+    store: Store, record: RunRecord, attempt: Attempt, protocol_sha256: str, name: str
+) -> None:
+    """Make a failed run complete with the data it has (A-P3-5: "no GPU rerun is authorized")."""
+    home, kept = store.run_folder(record.run), store.folder / attempt.folder
+    if kept != home and not home.exists():
+        # The attempt stays where it was, as its provenance says; the run shares its files.
+        made = home.with_name(f".{home.name}.tmp")
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(kept, made, copy_function=os.link)
+        made.rename(home)
+        sync_folder(home.parent)
+    attempt = msgspec.structs.replace(attempt, folder=f"runs/{record.run}", fault="")
+    state.complete(store, with_attempt(record, attempt), protocol_sha256, f"accepted under {name}")
