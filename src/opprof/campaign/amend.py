@@ -18,13 +18,14 @@ import msgspec
 from opprof.analysis.results import RunAnalysis
 from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
 from opprof.artifacts.common import Gate
+from opprof.artifacts.run import Result
 from opprof.artifacts.sanity import Sanity
 from opprof.campaign import state
 from opprof.campaign.gate_rules import fault_of
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.store import Store, with_attempt
+from opprof.campaign.store import Store, pretty, with_attempt
 from opprof.errors import InputError, StateConflict
-from opprof.files import read_bytes, sync_folder, write_atomic
+from opprof.files import read_bytes, sha256_bytes, sync_folder, write_atomic
 from opprof.integrity.provenance import record_protocol
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.amend import added_amendments
@@ -152,6 +153,8 @@ def _adjudicate(
     relative = f"adjudications/{new.sha256[:12]}/{record.run}"
     write_analysis(analysis, store.folder / relative)
     reasons = _reasons(store, folder, analysis)
+    if not reasons:
+        _write_result(folder, store.folder / relative, new, name)
     verdict = Adjudication(new.sha256, name, not reasons, reasons, relative)
     record = msgspec.structs.replace(
         record,
@@ -160,6 +163,27 @@ def _adjudicate(
     )
     store.save(record)
     return verdict
+
+
+def _write_result(folder: Path, target: Path, new: Protocol, name: str) -> None:
+    """Write the client's result with the new verdict beside the analysis; the original stays.
+
+    A moderate run takes its rate from an accepted result only, and says by its hash from which.
+    """
+    path = folder / "client" / "result.json"
+    data = read_bytes(path)
+    result = msgspec.json.decode(data, type=Result)
+    origin = {
+        "amendment": name,
+        "protocol_sha256": new.sha256,
+        "original_result_sha256": sha256_bytes(data),
+        "original_accepted": result.accepted,
+        "original_reasons": result.reasons,
+    }
+    judged = msgspec.structs.replace(
+        result, accepted=True, reasons=[], metrics=result.metrics | {"adjudication": origin}
+    )
+    write_atomic(target / "client" / "result.json", pretty(judged))
 
 
 def _reasons(store: Store, folder: Path, analysis: RunAnalysis) -> list[str]:

@@ -287,8 +287,7 @@ class Controller:
     # --------------------------------------------------------------------- one attempt
 
     async def _one(self, record: RunRecord, slot: Slot) -> None:
-        saturation = f"runs/{run_name(record.pattern, record.config, 'saturation')}"
-        place = Place(f"runs/{record.run}", saturation)
+        place = Place(f"runs/{record.run}", self._saturation(record))
         try:
             record, outcome = await self._launcher.attempt(record, slot, place)
         except PlaceLost:
@@ -299,6 +298,19 @@ class Controller:
         self._launcher.finish(record, outcome)
         for stop in [*outcome.stops, *self._judge_matrix(finished=False)][:1]:
             self._stop_matrix(stop)
+
+    def _saturation(self, record: RunRecord) -> str | None:
+        """Return the folder of the result that a moderate rate comes from (``client/result.json``).
+
+        A run that an amendment accepts later has a result with that verdict beside its own.
+        """
+        name = run_name(record.pattern, record.config, "saturation")
+        needed = next((each for each in self._planned() if each.run == name), None)
+        if needed is None or needed.attempt is None:
+            return None
+        if not needed.accepted and needed.adjudications and needed.adjudications[-1].accepted:
+            return needed.adjudications[-1].artefact
+        return needed.attempt.folder
 
     def _holds(self, host: str) -> bool:
         """Whether the host is one of the campaign's, and not lost."""
