@@ -15,6 +15,7 @@ from msgspec import Struct
 from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot, Stop
 from opprof.artifacts.common import Gate
 from opprof.artifacts.engine import EngineReport
+from opprof.artifacts.environment import ModelFingerprint, Versions
 from opprof.artifacts.run import LoadPoint, Role
 from opprof.errors import EnvironmentFailure
 
@@ -57,6 +58,10 @@ class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
     first_engine: EngineReport | None = None
     """What the campaign's first server of the configuration said of itself."""
     first_cache_key: str | None = None
+    versions: Versions | None = None
+    model_files: ModelFingerprint | None = None
+    not_available: dict[str, str] = {}
+    """Why versions or model files are not known."""
     background: bool = False
     """Load beside a co-location target, until it is told to stop; not measured."""
 

@@ -16,7 +16,7 @@ import msgspec
 from opprof.artifacts.campaign import CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
-from opprof.campaign.attempt import AttemptSpec, Facts, Outcome
+from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
 from opprof.campaign.client import profile_windows
 from opprof.campaign.facts import RunFacts, facts_of
 from opprof.campaign.gate_rules import fault_of
@@ -26,6 +26,7 @@ from opprof.errors import InputError
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
 
+_CLIENT_REFUSED = 2
 CLEAN_FAILURE, UNREPRESENTATIVE = "clean_failure", "unrepresentative"
 """Numbers of the gates ``client`` and ``layer2`` that the campaign counts over its runs."""
 
@@ -55,10 +56,11 @@ def outcome_of(
     """
     result = _read(folder / "client" / "result.json", Result)
     own = list(around)
+    log = Path(f"{spec.logs}.client.log")
     told = _facts(spec, folder, own)
     by_name = {gate.name: gate for gate in own}
     found: dict[CheckName, Gate] = {
-        "client": _client(facts, result, folder, clean_failure=told.clean_failure),
+        "client": _client(facts, result, log, clean_failure=told.clean_failure),
         "layer1": _analysis_gates("layer1", spec, facts, folder / "analysis" / "layer1.json"),
         "layer2": _layer2(spec, protocol, facts, folder, unrepresentative=told.unrepresentative),
         "sanity": _sanity(spec, facts, folder),
@@ -75,8 +77,7 @@ def outcome_of(
     return Outcome(
         checks=found,
         reason=reason,
-        # What left no gate behind is machinery: an analysis that died, a log that is incomplete.
-        fault=fault_of(told.gates) or "infrastructure" if reason else "",
+        fault=_fault(facts, told) if reason else "",
         accepted=None if result is None else result.accepted,
         drain_quarantined=None if result is None else result.drain_quarantined,
         gpu_seconds=_gpu_seconds(spec, facts),
@@ -85,6 +86,17 @@ def outcome_of(
         clean_failure=told.clean_failure,
         unrepresentative=told.unrepresentative,
     )
+
+
+def _fault(facts: Facts, told: RunFacts) -> Fault:
+    """Tell what may have the one exact rerun from what needs a reviewed amendment.
+
+    A client that refuses its arguments or inputs would refuse them again.
+    """
+    if facts.client_exit == _CLIENT_REFUSED:
+        return "semantic"
+    # What left no gate behind is machinery: an analysis that died, a log that is incomplete.
+    return fault_of(told.gates) or "infrastructure"
 
 
 def is_measured(spec: AttemptSpec) -> bool:
@@ -113,7 +125,7 @@ def _facts(spec: AttemptSpec, folder: Path, own: Sequence[Gate]) -> RunFacts:
         )
 
 
-def _client(facts: Facts, result: Result | None, folder: Path, *, clean_failure: bool) -> Gate:
+def _client(facts: Facts, result: Result | None, log: Path, *, clean_failure: bool) -> Gate:
     numbers: dict[str, Value] = {
         "exit_status": facts.client_exit,
         CLEAN_FAILURE: clean_failure,
@@ -125,7 +137,7 @@ def _client(facts: Facts, result: Result | None, folder: Path, *, clean_failure:
     if result is None:
         died = " (the server ended during the load)" if facts.server_died else ""
         reason = f"the client left no result, exit status {facts.client_exit}{died}"
-        return _gate("client", False, f"{reason}; server: {tail(folder / 'server.log')}", numbers)
+        return _gate("client", False, f"{reason}: {tail(log)}", numbers)
     if not result.accepted:
         return _gate("client", False, "not accepted: " + "; ".join(result.reasons), numbers)
     good = facts.client_exit == 0 and not facts.server_died

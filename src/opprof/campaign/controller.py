@@ -31,6 +31,7 @@ from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.naming import run_name
 from opprof.campaign.options import Options, Sources, options_of
+from opprof.campaign.site import SiteFacts
 from opprof.campaign.stops import NAMES, judge_matrix
 from opprof.campaign.store import Store, lock_is_ours
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
@@ -66,6 +67,7 @@ class Controller:
         hosts: Sequence[Topology],
         ledger: Ledger,
         record: ControllerRecord,
+        site: SiteFacts,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -77,7 +79,9 @@ class Controller:
         self._ending = Ending()
         self._where: Where | None = None
         """What may be used now; None before it is authorised."""
-        self._launcher = Launcher(store, binding, sources, executor, ledger, why=self._why, say=say)
+        self._launcher = Launcher(
+            store, binding, sources, executor, ledger, site, why=self._why, say=say
+        )
         self._placed = placed(binding.protocol.file, self._options)
         self._lanes: list[asyncio.Task[Any]] = []
 
@@ -347,7 +351,9 @@ class Controller:
         budget = self._binding.protocol.file.budget
         if not self._launcher.busy or self._ending.stop is not None:
             return None
-        if not over_budget(self._ledger.balance, self._launcher.running_gpu_s(), budget):
+        if not over_budget(
+            self._ledger.balance, self._launcher.running_gpu_s(shutdown=True), budget
+        ):
             return None
         reason = f"{self._spent_gpu_s() / 3600:.3f} GPU hours, cap {budget.gpu_hours_max:g}"
         return self._stop(BUDGET_CONDITION, NAMES[BUDGET_CONDITION], reason)

@@ -23,6 +23,7 @@ from opprof.campaign.ledger import attempt_cost, charge_attempt, release
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.options import Options, Sources, options_of
 from opprof.campaign.server import served_model
+from opprof.campaign.site import SiteFacts
 from opprof.campaign.state import StoreJournal
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure
@@ -51,6 +52,7 @@ class Launcher:
         sources: Sources,
         executor: RunExecutor,
         ledger: Ledger,
+        site: SiteFacts,
         *,
         why: Callable[[], str],
         say: Callable[[str], None],
@@ -59,7 +61,7 @@ class Launcher:
         self._campaign: Campaign = store.campaign()
         self._options: Options = options_of(self._campaign)
         self._executor, self._ledger = executor, ledger
-        self._why, self._say = why, say
+        self._site, self._why, self._say = site, why, say
         self._active: dict[str, StoreJournal] = {}
         self.halt = Halt()
         self.pace = Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s)
@@ -134,11 +136,19 @@ class Launcher:
         )
         self._ledger.append(lines)
 
-    def running_gpu_s(self) -> float:
-        """Return the GPU time of the attempts under way, so far."""
-        now = self._store.wall_ns()
-        attempts = [journal.record.attempt for journal in self._active.values()]
-        return sum(attempt_cost(each, until_wall_ns=now).gpu_s for each in attempts if each)
+    def running_gpu_s(self, *, shutdown: bool = False) -> float:
+        """Return the GPU time of the attempts under way, so far.
+
+        ``shutdown``: with what ending them now would still take.
+        """
+        now, more_s = self._store.wall_ns(), self._options.limits.shutdown_timeout_s
+        spent = 0.0
+        for journal in self._active.values():
+            attempt = journal.record.attempt
+            if attempt is not None and attempt.slot is not None:
+                spent += attempt_cost(attempt, until_wall_ns=now).gpu_s
+                spent += len(attempt.slot.gpus) * more_s if shutdown else 0.0
+        return spent
 
     def _slot(self, slot: Slot) -> Slot:
         cpus = slot.cpus if self._options.bind_cpus else ""
@@ -184,5 +194,8 @@ class Launcher:
             redacted=self._sources.names(),
             first_engine=first,
             first_cache_key=key,
+            versions=self._site.versions,
+            model_files=self._site.model,
+            not_available=dict(self._site.missing),
             background=place.background,
         )

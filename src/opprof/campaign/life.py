@@ -28,6 +28,7 @@ from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
+from opprof.campaign.site import look_up
 from opprof.campaign.store import Store, campaign_lock
 from opprof.errors import OpprofError, StateConflict
 from opprof.host.cpu import CpuHost
@@ -125,6 +126,7 @@ async def _run(
         hosts,
         ledger,
         record,
+        look_up(store, campaign, options, host),
         say=say,
     )
     ending = await controller.run()

@@ -248,7 +248,8 @@ class Attempt:
             self._facts,
             more=self._facts.engine_fields,
         )
-        if not self._facts.fault and checks.is_measured(self._spec):
+        has_result = (self._folder / "client" / "result.json").is_file()
+        if has_result and not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
         return checks.outcome_of(
             self._spec, self._protocol, self._facts, self._folder, self._gates()

@@ -12,6 +12,7 @@ protocol has no threshold for them, so they are shown and judge nothing.
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -187,7 +188,6 @@ class Surroundings:
         """Write ``environment.json``; ``more`` are fields that others found out."""
         spec, slot = self._spec, self._spec.slot
         report = engine_report(path.parent)
-        missing: dict[str, str] = {}
         found = Environment(
             schema=1,
             run=spec.run,
@@ -196,7 +196,7 @@ class Surroundings:
             gpus=list(slot.gpus),
             gpu_uuids=list(slot.gpu_uuids),
             cpus=slot.cpus,
-            versions=self._versions(report, missing),
+            versions=self._versions(report),
             hashes=_hashes(spec, path.parent, report),
             hooked={} if report is None else report.provenance.hooked,
             expected_seconds=spec.expected_s,
@@ -220,7 +220,8 @@ class Surroundings:
             },
             signal_wall_ns=facts.signal_wall_ns,
             simulated=spec.campaign.simulated,
-            not_available=missing,
+            not_available=dict(spec.not_available),
+            model=spec.model_files,
         )
         found = msgspec.structs.replace(found, **more)
         write_atomic(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
@@ -228,17 +229,12 @@ class Surroundings:
     def _topology(self) -> Topology:
         return self._host.topology()
 
-    def _versions(self, report: EngineReport | None, missing: dict[str, str]) -> Versions:
-        import platform
-
+    def _versions(self, report: EngineReport | None) -> Versions:
+        """What was asked once a campaign, else what the engine said of itself."""
+        if self._spec.versions is not None:
+            return self._spec.versions
         driver, cuda = self._host.driver()
-        for name in ("cuda_runtime", "nccl"):
-            missing[f"versions.{name}"] = "the engine's report does not hold it"
-        if driver is None:
-            missing["versions.driver"] = _NO_GPU
         origin = None if report is None else report.provenance
-        if origin is None:
-            missing["versions.vllm"] = "the engine left no engine-config.json"
         return Versions(
             opprof=__version__,
             python=(origin and origin.python) or platform.python_version(),
