@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from opprof.artifacts.common import Provenance, RunIdentity, SanityBlock, Sha256
+from opprof.artifacts.common import Gate, Provenance, RunIdentity, SanityBlock, Sha256
 
 SCHEMA = 1
 
@@ -153,6 +153,8 @@ class TableComparison(Struct, frozen=True, forbid_unknown_fields=True):
     rank_spreads: list[RankSpread]
     tau: list[TauPair]
     inversions: list[Inversion]
+    sanity: SanityBlock | None = None
+    """null in comparisons that were written before tables had their own block."""
 
 
 class ComparedRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,6 +210,26 @@ class RatioAggregate(Struct, frozen=True, forbid_unknown_fields=True):
     """Why there is none: a cell that is missing, zero, negative or not finite."""
 
 
+class CellSummary(Struct, frozen=True, forbid_unknown_fields=True):
+    """One pattern/config cell: its load points side by side (protocol, "Unit of analysis")."""
+
+    pattern: str
+    config: str
+    role: str
+    simulated: bool
+    time_scale: float
+    runs: dict[str, str]
+    """Load point to run."""
+    windows: dict[str, int]
+    """Load point to the logical windows that the run has; ranks of one window count once."""
+    metrics: dict[str, dict[str, float | None]]
+    """Load point to the run's figures, unit last in the name; those of one rank are left out."""
+    gates: list[Gate]
+    """``cell_load_points`` and ``cell_windows``."""
+    marks: list[str]
+    sanity: SanityBlock
+
+
 class Comparison(Struct, frozen=True, forbid_unknown_fields=True):
     """The artefact."""
 
@@ -230,3 +252,5 @@ class Comparison(Struct, frozen=True, forbid_unknown_fields=True):
     aggregates: list[RatioAggregate]
     sanity: SanityBlock
     provenance: Provenance
+    cells: list[CellSummary] = []
+    """Every cell that any of the runs belongs to; empty in older comparisons."""

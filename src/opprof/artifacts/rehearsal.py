@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from opprof.artifacts.common import Sha256
+from opprof.artifacts.common import SanityBlock, Sha256
 
 SCHEMA = 1
 
@@ -138,3 +138,5 @@ class Rehearsal(Struct, frozen=True, forbid_unknown_fields=True):
     repeats: Repeats | None
     code_version: str
     code_sha256: Sha256
+    sanity: SanityBlock | None = None
+    """null in rehearsals that were written before."""

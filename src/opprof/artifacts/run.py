@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from opprof.artifacts.common import SanityBlock
+
 SCHEMA = 1
 
 Count = Annotated[int, Meta(ge=0)]
@@ -146,3 +148,5 @@ class Result(Struct, frozen=True, forbid_unknown_fields=True):
     drain_quarantined: bool
     metrics: dict[str, Any]
     simulated: bool = False
+    sanity: SanityBlock | None = None
+    """The block of ``client/sanity.json``; null in results that were written before."""

@@ -30,7 +30,7 @@ def compare(
     """Compare runs: RUN is a run directory, its analysis, or a folder that holds several.
 
     Every pair of patterns and families is listed with its gaps, met or not; the permutation test
-    (criterion 3) is the decision's.
+    (criterion 3) is the decision's. Exit code 1 when the data contradict themselves (a red flag).
     """
     from opprof.analysis.load import compare_found, load_runs
     from opprof.cli.compare_tables import print_comparison
@@ -45,3 +45,7 @@ def compare(
         print_json(comparison)
     else:
         print_comparison(comparison, protocol)
+    # Data that contradict themselves are no result, however well they were compared.
+    flags = [*comparison.sanity.red_flags]
+    flags += [flag for cell in comparison.cells for flag in cell.sanity.red_flags]
+    raise SystemExit(int(bool(flags)))

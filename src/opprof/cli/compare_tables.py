@@ -24,6 +24,17 @@ def print_comparison(comparison: Comparison, protocol: Protocol | None) -> None:
     """Print what ranks where in every window, then the pairs, then every deviation in words."""
     out = console()
     out.print(protocol_line(protocol))
+    # Anomalies come first (protocol, "Data sanity block contract").
+    for flag in comparison.sanity.red_flags:
+        out.print(Text(f"RED FLAG: {flag}", style="bold red"))
+    for cell in comparison.cells:
+        name = f"{cell.pattern}/{cell.config}"
+        for flag in cell.sanity.red_flags:
+            if flag not in comparison.sanity.red_flags:
+                out.print(Text(f"RED FLAG: {name}: {flag}", style="bold red"))
+        for gate in cell.gates:
+            if gate.outcome == "fail":
+                out.print(f"{name}: {gate.name}: {gate.reason}", markup=False)
     for run in comparison.runs:
         if run.run.simulated:
             out.print(Text(f"{run.run.name}: SIMULATED, not a measurement", style="bold red"))

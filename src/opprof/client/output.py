@@ -86,7 +86,8 @@ class OutputFolder:
         }
         sanity = sanity_of(artefacts, facts, binding, inputs)
         write_atomic(self.folder / "sanity.json", _pretty(sanity))
-        write_atomic(self.folder / "result.json", _pretty(artefacts.result))
+        result = msgspec.structs.replace(artefacts.result, sanity=sanity.sanity)
+        write_atomic(self.folder / "result.json", _pretty(result))
 
 
 def _pretty(value: object) -> bytes:

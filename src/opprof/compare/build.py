@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import msgspec
+
 from opprof.artifacts.common import Provenance
 from opprof.artifacts.comparison import (
     SCHEMA,
@@ -19,6 +21,7 @@ from opprof.artifacts.comparison import (
     Unpaired,
     WindowRanking,
 )
+from opprof.compare.cells import cell_summaries
 from opprof.compare.disagreement import disagreements
 from opprof.compare.inversions import ranked_families, registered_comparisons
 from opprof.compare.pairing import (
@@ -88,8 +91,9 @@ def compare_runs(
         disagreements=sentences,
         ratios=ratios,
         aggregates=aggregates,
-        sanity=sanity_block(deciding, ratios, groups),
+        sanity=sanity_block(deciding, ratios, runs[version]),
         provenance=provenance,
+        cells=cell_summaries(metrics, rule),
     )
 
 
@@ -164,7 +168,7 @@ def _table(
         for p, q in group.pairs:
             pair: PatternPair = pattern_pair(group, p, q, rule)
             inversions += registered_comparisons(p, q, rule, evaluable=pair.evaluable)
-    return TableComparison(
+    table = TableComparison(
         mapping_version=version,
         mapping_sha256=digest,
         windows=list(rankings.values()),
@@ -172,6 +176,7 @@ def _table(
         tau=[row for group in groups for row in tau_pairs(group, rankings)],
         inversions=inversions,
     )
+    return msgspec.structs.replace(table, sanity=sanity_block(table, [], runs))
 
 
 def window_ranking(

@@ -7,33 +7,36 @@ from math import inf, isfinite
 
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.artifacts.comparison import MetricRatio, TableComparison
-from opprof.compare.pairing import Group
+from opprof.compare.values import RunShares
 
 
 def sanity_block(
-    table: TableComparison, ratios: Sequence[MetricRatio], groups: Sequence[Group]
+    table: TableComparison, ratios: Sequence[MetricRatio], runs: Sequence[RunShares]
 ) -> SanityBlock:
-    """Return the families of numbers of a comparison, and what cannot be among them."""
+    """Return the families of numbers of one table, and what cannot be among them."""
     shares = [family.share for row in table.windows for family in row.families.values()]
     gaps = [gap for row in table.inversions for gap in (*row.gaps_p, *row.gaps_q)]
     taus = [row.tau_b for row in table.tau]
     values = [row.value for row in ratios]
     families = [
-        _family("kernel_ns", [row.kernel_ns for row in table.windows], unit="ns"),
-        _family("share", shares),
-        _family("classified_fraction", [row.classified_fraction for row in table.windows]),
-        _family("gap", gaps, signed=True),
-        _family("tau_b", taus, signed=True),
+        family("kernel_ns", [row.kernel_ns for row in table.windows], unit="ns"),
+        family("share", shares),
+        family("classified_fraction", [row.classified_fraction for row in table.windows]),
+        family("gap", gaps, signed=True),
+        family("tau_b", taus, signed=True),
         # A metric may be signed (residuals, interference); its own artefact judges that.
-        _family("metric_value", values, signed=True),
-        _family("metric_ratio", [row.ratio for row in ratios], signed=True),
+        family("metric_value", values, signed=True),
+        family("metric_ratio", [row.ratio for row in ratios], signed=True),
     ]
-    return SanityBlock(families=families, red_flags=_red_flags(families, groups))
+    return SanityBlock(
+        families=families, red_flags=[*family_flags(families), *identical_flags(runs)]
+    )
 
 
-def _family(
+def family(
     name: str, values: Sequence[float | None], *, unit: str = "", signed: bool = False
 ) -> SanityFamily:
+    """Return n, finite, missing, range and distinct values of one family."""
     present = [value for value in values if value is not None]
     finite = [value for value in present if isfinite(value)]
     return SanityFamily(
@@ -49,35 +52,39 @@ def _family(
     )
 
 
-def _red_flags(families: Sequence[SanityFamily], groups: Sequence[Group]) -> list[str]:
+_BOUNDS = {
+    "kernel_ns": (0, inf),
+    "share": (0, 1),
+    "classified_fraction": (0, 1),
+    "gap": (-1, 1),
+    "tau_b": (-1, 1),
+}
+
+
+def family_flags(families: Sequence[SanityFamily]) -> list[str]:
+    """What cannot be among the numbers: infinities, and values outside of their bounds."""
     flags = []
-    for family in families:
-        if family.finite + family.missing < family.n:
-            flags.append(f"{family.name}: a value is not finite")
-    bounds = {
-        "kernel_ns": (0, inf),
-        "share": (0, 1),
-        "classified_fraction": (0, 1),
-        "gap": (-1, 1),
-        "tau_b": (-1, 1),
-    }
-    for family in families:
-        low, high = bounds.get(family.name, (-inf, inf))
-        if family.min is not None and family.max is not None:
-            if family.min < low:
-                flags.append(f"{family.name}: {family.min} is below {low}")
-            if family.max > high:
-                flags.append(f"{family.name}: {family.max} is above {high}")
-    for group in groups:
-        flags += _identical(group)
+    for found in families:
+        if found.finite + found.missing < found.n:
+            flags.append(f"{found.name}: a value is not finite")
+    for found in families:
+        low, high = _BOUNDS.get(found.name, (-inf, inf))
+        if found.min is not None and found.max is not None:
+            if found.min < low:
+                flags.append(f"{found.name}: {found.min} is below {low}")
+            if found.max > high:
+                flags.append(f"{found.name}: {found.max} is above {high}")
     return flags
 
 
-def _identical(group: Group) -> list[str]:
-    """Two patterns with the very same nanoseconds are one measurement under two names."""
+def identical_flags(runs: Sequence[RunShares]) -> list[str]:
+    """Two runs with the very same nanoseconds are one measurement under two names.
+
+    It counts between any two runs: patterns, configs and load points alike.
+    """
     seen: dict[tuple[object, ...], str] = {}
     flags = []
-    for entry in group.runs:
+    for entry in runs:
         figures = tuple(
             (item.window, item.rank, *sorted(item.family_ns.items()))
             for item in entry.windows

@@ -59,7 +59,9 @@ class Match:
 class GramIndex:
     """The private text with its index; read-only after construction and shared by threads."""
 
-    def __init__(self, text: bytes | mmap.mmap, *, budget_bytes: int = BUDGET_BYTES) -> None:
+    def __init__(
+        self, text: bytes | bytearray | mmap.mmap, *, budget_bytes: int = BUDGET_BYTES
+    ) -> None:
         """Index ``text``: collapsed prompts with NUL between them; it stays in memory."""
         import numpy as np
 
@@ -71,7 +73,7 @@ class GramIndex:
         self._entries = np.empty(self._size, np.uint64)
         low = np.uint64((1 << self._low) - 1)
         self._mask = ~low
-        self._bits = min(31, max(16, (self._size * 32).bit_length()))
+        self._bits = min(31, max(16, (self._size * 16).bit_length()))
         self._bitmap = np.zeros(1 << (self._bits - 3), np.uint8)
         self._fill()
         self._entries.sort()

@@ -127,7 +127,7 @@ def read_private(paths: Sequence[Path], *, budget_bytes: int = BUDGET_BYTES) -> 
             ids.append(_id_index(path, name[:12], counts, numbers))
     found = []
     if texts.starts:
-        index = GramIndex(bytes(texts.data), budget_bytes=budget_bytes)
+        index = GramIndex(texts.data, budget_bytes=budget_bytes)
         found.append(PrivateText(index, "prompt_text", "", texts.starts, tuple(texts.labels)))
     return PrivateSource(tuple(found), tuple(ids), tuple(manifests))
 
@@ -143,7 +143,7 @@ def _id_index(path: Path, name: str, counts: _Counts, numbers: _Gathered) -> Pri
     # as small as it can be.
     if not counts.plain:
         starts, labels = numbers.starts, tuple(f"{name}:{label}" for label in numbers.labels)
-        index = GramIndex(bytes(numbers.data), budget_bytes=0)
+        index = GramIndex(numbers.data, budget_bytes=0)
         return PrivateText(index, "prompt_token_ids", name, starts, labels)
     with open_plain(path) as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

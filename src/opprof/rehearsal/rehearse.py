@@ -33,6 +33,7 @@ from opprof.protocol.design import design
 from opprof.rehearsal.campaign import CampaignReport, rehearse_campaign
 from opprof.rehearsal.repeats import rate, repeat_design
 from opprof.rehearsal.resolution import resolutions
+from opprof.rehearsal.sanity import with_sanity
 from opprof.rehearsal.truth import Expectation, SameShares, Truth
 
 _LIMIT_BYTES = 64 << 20
@@ -107,7 +108,7 @@ def rehearse(
         code_version=__version__,
         code_sha256=code_sha256(),
     )
-    return Rehearsed(report, decision, reason)
+    return Rehearsed(with_sanity(report), decision, reason)
 
 
 def _repeats(
