@@ -18,7 +18,7 @@ PYTHONPATH=$here/../src "$python" -m opprof doctor
   # Warnings of vLLM's own imports are not ours: the project's pytest settings stay out.
   VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR \
     PYTHONPATH=$here/../src "$python" -m pytest -q --noconftest -c /dev/null --rootdir . \
-    -p no:cacheprovider -W ignore test_real_scheduler.py
+    -p no:cacheprovider -W ignore test_real_scheduler.py test_sim_scheduler_is_vllms.py
 )
 "$python" "$here/e2e_vllm_plugin.py" --env "$env" ${1:+--only "$@"}
 if [ "$version" = 0.24.0 ] && [ $# -eq 0 ]; then

@@ -1,8 +1,10 @@
 """Paged KV blocks with a prefix cache by block content (vLLM V1's block pool, as a model).
 
 A block is cached under ``(serial of its parent, its token bytes)``, so a chain of equal blocks is
-found without any hash collision. Freed blocks keep their content and go to the tail of the free
-queue, last block first; the head of the queue is reused, and its content forgotten, first.
+found without any hash collision. Blocks of equal content all stay findable, the first cached one
+is found. Freed blocks keep their content and go to the tail of the free queue, last block first;
+those that hold no whole block go to its head. The head of the queue is reused, and its content
+forgotten, first.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class BlockPool:
         self._stamps = [0] * count
         self._serials = [0] * count
         self._keys: list[Key | None] = [None] * count
-        self._cached: dict[Key, int] = {}
+        self._cached: dict[Key, dict[int, None]] = {}
         self._free: deque[tuple[int, int]] = deque((block, 0) for block in range(count))
         self._next_serial = 1
 
@@ -58,7 +60,9 @@ class BlockPool:
             key = keys[block]
             if key is not None:
                 keys[block] = None
-                if self._cached.get(key) == block:
+                holders = self._cached[key]
+                del holders[block]
+                if not holders:
                     del self._cached[key]
             self._serials[block] = 0
             self._references[block] = 1
@@ -70,12 +74,14 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference of each block; a chain's tail is offered for reuse first."""
         references, stamps, free = self._references, self._stamps, self._free
+        empty: list[tuple[int, int]] = []
         for block in reversed(blocks):
             references[block] -= 1
             if not references[block]:
                 stamps[block] += 1
-                free.append((block, stamps[block]))
+                (empty if self._keys[block] is None else free).append((block, stamps[block]))
                 self.used -= 1
+        free.extendleft(reversed(empty))
 
     def match(self, contents: Sequence[object], most: int) -> list[int]:
         """Return the cached blocks that hold the leading contents, at most ``most``."""
@@ -84,9 +90,10 @@ class BlockPool:
             return found
         parent = 0
         for content in contents[:most]:
-            block = self._cached.get((parent, content))
-            if block is None:
+            holders = self._cached.get((parent, content))
+            if holders is None:
                 break
+            block = next(iter(holders))
             found.append(block)
             parent = self._serials[block]
         return found
@@ -111,12 +118,13 @@ class BlockPool:
         for offset, content in enumerate(contents):
             block = blocks[first + offset]
             key = (parent, content)
-            holder = self._cached.get(key)
-            if holder is None:
+            holders = self._cached.get(key)
+            if holders is None:
                 parent = self._next_serial
                 self._next_serial += 1
-                self._cached[key] = block
-                self._keys[block] = key
+                self._cached[key] = {block: None}
             else:
-                parent = self._serials[holder]
+                parent = self._serials[next(iter(holders))]
+                holders[block] = None
+            self._keys[block] = key
             self._serials[block] = parent

@@ -47,7 +47,7 @@ class SimConfig:
     async_scheduling: bool = True
     max_model_len: int = 40960
     kv_blocks: int | None = None
-    """None: as many as the cost file saw at this tensor-parallel size."""
+    """vLLM's ``num_gpu_blocks``, its null block included; None: as many as the cost file saw."""
     step_annotations: bool = True
     """Write ``opprof_step_<i>``, as the plugin does; without it the join goes by order and time."""
     profiler: ProfilerConfig | None = None
@@ -79,9 +79,9 @@ class SimConfig:
             raise InputError("the KV cache does not hold one sequence of --max-model-len")
 
     def blocks(self, cost: CostFile) -> int:
-        """Return the number of KV blocks."""
+        """Return the number of KV blocks that hold tokens: vLLM keeps one, the null block."""
         if self.kv_blocks is not None:
-            return self.kv_blocks
+            return self.kv_blocks - 1
         return cost.kv_blocks[str(self.tensor_parallel_size)]
 
     def limits(self, cost: CostFile) -> Limits:
@@ -142,7 +142,7 @@ class SimConfig:
             batches_in_flight=2 if self.async_scheduling else 1,
             max_model_len=self.max_model_len,
             long_prefill_token_threshold=0,
-            kv_cache_blocks=self.blocks(cost),
+            kv_cache_blocks=self.blocks(cost) + 1,
             kv_block_tokens=cost.block_tokens,
             kv_cache_dtype="bfloat16",
             pipeline_parallel_size=1,

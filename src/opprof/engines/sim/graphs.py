@@ -22,13 +22,16 @@ class Dispatch(NamedTuple):
 def capture_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
     """Return vLLM's default sizes: 1, 2, 4, then by 8 below 256, then by 16.
 
-    The largest is ``min(2 * max_num_seqs, 512)``, and never above the token budget.
+    The largest is ``min(2 * max_num_seqs, 512)``, and never above the token budget, which is
+    captured itself where it is no larger.
     """
     largest = min(2 * max_num_seqs, LARGEST_CAPTURE, max_num_batched_tokens)
     sizes = [size for size in (1, 2, 4) if size <= largest]
     sizes += range(8, min(largest + 1, 256), 8)
     if largest >= 256:
         sizes += range(256, largest + 1, 16)
+    if max_num_batched_tokens == largest and largest not in sizes:
+        sizes.append(largest)
     return sizes
 
 

@@ -34,6 +34,8 @@ class Scheduler:
         self._step = 0
         self._tick = 0
         self._done_tick = 0
+        self._known_tick = 0
+        """Last completed tick when the last one was scheduled."""
         self._joining: list[SimRequest] = []
         self._prefilling: list[SimRequest] = []
         self._decodes = 0
@@ -43,6 +45,8 @@ class Scheduler:
         self._crossings: dict[int, list[tuple[SimRequest, int]]] = {}
         self._phases: list[dict[SimRequest, None]] = [{} for _ in range(limits.block_tokens)]
         self._longest: list[tuple[int, int, int, SimRequest]] = []
+        self._late: dict[int, list[tuple[SimRequest, int]]] = {}
+        """Tick to preempted requests (with epoch) whose token was in flight in that tick."""
         self._order = 0
 
     def add(self, request: SimRequest) -> None:
@@ -55,6 +59,9 @@ class Scheduler:
         """Take a request out, wherever it is; what is in flight for it is ignored."""
         request.epoch += 1
         if request in self.running:
+            if request.decode_tick:
+                last = min(self._tick, request.last_tick)
+                self._cache_known(request, self._known(request, last))
             if request.decoding:
                 self._stop_decoding(request)
             if request in self._prefilling:
@@ -67,6 +74,7 @@ class Scheduler:
             self._flush = True
         elif request in self.waiting:
             self.waiting.remove(request)
+            self._flush = True
 
     @property
     def has_requests(self) -> bool:
@@ -90,6 +98,7 @@ class Scheduler:
         total = self._decodes + sum(chunk.tokens for chunk in step.chunks)
         if total:
             self._tick = tick
+            self._known_tick = self._done_tick
             self._context += self._decodes
             self._cross(tick)
         batch = self._batch(tick, total, step)
@@ -99,23 +108,37 @@ class Scheduler:
 
     def complete(self, batch: Batch) -> Delivered:
         """Take the step's output: first tokens, finished requests, freed blocks."""
+        late: list[tuple[SimRequest, int]] = []
         if batch.total_tokens:
             self._done_tick = batch.tick
+            late = [each for each in self._late.pop(batch.tick, ()) if each[0].epoch == each[1]]
         first = [
             chunk.request
             for chunk in batch.chunks
             if chunk.is_last and not chunk.resumed and chunk.epoch == chunk.request.epoch
         ]
+        first += [request for request, _ in late if not request.outputs]
         finished = []
         for request, epoch in batch.finishing:
             if request.epoch != epoch:
                 continue
+            self._cache_known(request, request.prompt_tokens + request.max_tokens - 1)
             self.pool.release(request.blocks)
             request.blocks = []
             del self.running[request]
             finished.append(request)
+        finished += [request for request, _ in late if self._take_late(request)]
         self._flush = self._flush or bool(finished)
         return Delivered(first, finished)
+
+    def _take_late(self, request: SimRequest) -> bool:
+        """A preempted request's token has come after all; True when it was its last."""
+        request.outputs += 1
+        request.base += 1
+        if request.outputs < request.max_tokens:
+            return False
+        self.waiting.remove(request)
+        return True
 
     # ------------------------------------------------------------------ decoding requests
 
@@ -193,6 +216,23 @@ class Scheduler:
             self.pool.cache(request.blocks, request.cached_blocks, contents)
             request.cached_blocks = full
 
+    def _known(self, request: SimRequest, last: int) -> int:
+        """Return how many tokens of a decoding request vLLM has offered to the cache.
+
+        A schedule offers what it computes and knows; a completion what is computed and known.
+        """
+        before = request.base - request.decode_tick
+        scheduled = min(before + last + 1, before + self._known_tick + 2)
+        return max(scheduled, before + min(self._done_tick, last) + 1)
+
+    def _cache_known(self, request: SimRequest, tokens: int) -> None:
+        """The whole blocks of the first ``tokens`` can be found from now on."""
+        full = tokens // self.limits.block_tokens
+        if full > request.cached_blocks:
+            contents = self._contents(request, request.cached_blocks, full)
+            self.pool.cache(request.blocks, request.cached_blocks, contents)
+            request.cached_blocks = full
+
     def _contents(self, request: SimRequest, first: int, last: int) -> list[object]:
         known = len(request.contents)
         contents: list[object] = list(request.contents[first : min(last, known)])
@@ -219,7 +259,8 @@ class Scheduler:
             rest = request.base - computed
             if rest > step.budget and not limits.chunked_prefill:
                 return
-            need = self._blocks_for(computed + min(rest, step.budget)) - len(hits)
+            # The whole sequence must fit, whatever the chunk (vLLM: scheduler_reserve_full_isl).
+            need = self._blocks_for(request.base) - len(hits)
             if need + self.pool.idle(hits) > self.pool.free:
                 return
             self.waiting.popleft()
@@ -271,25 +312,32 @@ class Scheduler:
     def _allocate(self, count: int, request: SimRequest, step: _Step) -> list[int] | None:
         """Allocate, preempting the last running requests; None when ``request`` itself went."""
         while (blocks := self.pool.allocate(count)) is None:
-            # A request whose last token is in flight ends anyway and is never preempted.
-            victim = next(r for r in reversed(self.running) if r.decoding or r in self._prefilling)
+            victim = next(reversed(self.running))
             self._preempt(victim, step)
             if victim is request:
                 return None
         return blocks
 
     def _preempt(self, victim: SimRequest, step: _Step) -> None:
-        delivered = victim.outputs
-        if victim.decoding:
-            # Outputs whose step has completed; what is in flight is lost and computed again.
-            delivered += max(0, self._done_tick - victim.decode_tick + 2)
-            self._stop_decoding(victim)
+        delivered, flying = victim.outputs, range(0)
         if victim in self._prefilling:
             self._prefilling.remove(victim)
+        elif victim.decode_tick:
+            # Its first token came with the tick before its first decode. Tokens of steps that have
+            # completed are known; those in flight still come, when their steps complete.
+            done = max(0, self._done_tick - victim.decode_tick + 2)
+            delivered += done
+            last = min(self._tick, victim.last_tick)
+            flying = range(max(self._done_tick + 1, victim.decode_tick - 1), last + 1)
+            self._cache_known(victim, self._known(victim, last))
+            if victim.decoding:
+                self._stop_decoding(victim)
         for chunk in [chunk for chunk in step.chunks if chunk.request is victim]:
             step.chunks.remove(chunk)
             step.budget += chunk.tokens
         victim.epoch += 1
+        for tick in flying:
+            self._late.setdefault(tick, []).append((victim, victim.epoch))
         victim.outputs = delivered
         victim.base = victim.prompt_tokens + delivered
         victim.computed = 0
@@ -349,17 +397,21 @@ class Scheduler:
         """Requests whose prefill ends here decode from the next step on, or end here."""
         if not batch.total_tokens:
             return
+        # Blocks are freed in the order of the schedule: decodes stand before prefills.
+        for request, epoch in self._ends.get(batch.tick + 1, ()):
+            if request.epoch == epoch and request.decoding:
+                batch.finishing.append((request, epoch))
+        ends = []
         for chunk in batch.chunks:
             if not chunk.is_last:
                 continue
             request = chunk.request
             if request.max_tokens - request.outputs <= 1:
-                batch.finishing.append((request, request.epoch))
+                request.decode_tick, request.last_tick = batch.tick + 1, batch.tick
+                ends.append((request, request.epoch))
             else:
                 self._joining.append(request)
-        for request, epoch in self._ends.get(batch.tick + 1, ()):
-            if request.epoch == epoch and request.decoding:
-                batch.finishing.append((request, epoch))
+        batch.finishing += ends
 
 
 class _Step:
