@@ -178,6 +178,8 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
     lines = [*_head(plan), ""]
     for wave in plan.waves:
         lines += [*_wave(plan, wave), ""]
+    if not plan.waves and not plan.refusal:
+        lines += ["nothing is left that could run", ""]
     if plan.colocation:
         lines += [*_colocation(plan), ""]
     lines += _outlooks(plan)
@@ -191,7 +193,9 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
 
 def _head(plan: CampaignPlan) -> list[str]:
     gate = "one cell at a time"
-    if plan.width > 1:
+    if plan.width > 1 and plan.campaign and not plan.colocation:
+        gate = f"{plan.width} GPU slots at once, as its gate authorises"
+    elif plan.width > 1:
         gate = f"{plan.width} GPU slots at once, once a gate authorises it"
     elif plan.needs_gate:
         gate = "one cell at a time: no co-location check fits this host"

@@ -1,0 +1,130 @@
+"""The co-location check end to end: real processes, embedded engine, two slots (A-P3-1).
+
+What the embedded engine measures on a shared machine says nothing about co-location, so the limits
+stand open (or closed); the order, the backgrounds, the gate and its ledger are what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import campaign_small
+import pytest
+from campaign_builders import NS
+from test_campaign_sim import Site
+
+from opprof.artifacts.run import Timeline
+from opprof.campaign.colocation_read import GATE, read_gate
+from opprof.campaign.ledger import ledger_problems, open_reservations
+from opprof.campaign.ledger_file import NAME, read_ledger
+from opprof.campaign.store import CRASH_VARIABLE, is_locked
+from opprof.campaign.watch import controller_state
+from opprof.files import sha256_file
+from opprof.telemetry.timeline import read_timeline
+
+pytestmark = pytest.mark.slow
+
+TABLE = """[colocation]
+pattern = "P01"
+config = "C00"
+backgrounds_eight = ["P09"]
+backgrounds_four = []
+top_families = 3
+throughput_error_max = {limit}
+share_error_max = {limit}
+
+[placement]"""
+TARGETS = [
+    f"{regime}-{load}-P01-C00-{load}-colocation"
+    for regime in ("solo", "eight")
+    for load in ("saturation", "moderate")
+]
+
+
+def made_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float) -> Site:
+    text = campaign_small.SOURCE.read_text()
+    assert "[colocation]" not in text
+    source = tmp_path / "source.toml"
+    source.write_text(text.replace("[placement]", TABLE.format(limit=limit), 1))
+    monkeypatch.setattr(campaign_small, "SOURCE", source)
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = made_site(tmp_path, monkeypatch, 1000.0 if "open" in tmp_path.name else 1e-12)
+    yield made
+    if made.out.is_dir() and is_locked(made.out):
+        made.opprof("stop", "--now", str(made.out))
+
+
+def timeline(site: Site, folder: str) -> Timeline:
+    return read_timeline(site.out / folder / "client" / "timeline.json")
+
+
+def test_open_limits_authorise_two_cells_at_once_even_after_a_crash_in_a_round(site: Site) -> None:
+    point = "eight-moderate-P01-C00-moderate-colocation:loading.after"
+    site.start("--gpus", "0,1", env={CRASH_VARIABLE: point})
+    site.wait_end()
+    assert controller_state(site.out)[0] == "dead"
+    before = {name: site.store.run(name).attempts for name in TARGETS[:3]}
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    assert controller_state(site.out)[0] == "finished", site.log()
+
+    gate = read_gate(site.out / GATE)
+    assert (gate.outcome, gate.authorised_width, gate.simulated) == ("eight", 2, True)
+    for path, sha in gate.inputs.items():
+        assert sha256_file(site.out / path) == sha
+    # Complete rounds were not made again; the broken one was, as a whole.
+    assert {name: site.store.run(name).attempts for name in TARGETS[:3]} == before
+    for name in (TARGETS[3], "eight-moderate-P09-C00-saturation-colocation"):
+        phases = [attempt.phase for attempt in site.store.run(name).attempts]
+        assert phases == ["interrupted", "complete"], name
+
+    for load in ("saturation", "moderate"):
+        folder = f"colocation/eight-{load}"
+        target = timeline(site, f"{folder}/P01-C00-{load}-colocation").intervals
+        background = timeline(site, f"{folder}/P09-C00-saturation-colocation").intervals
+        assert [each.kind for each in background] == ["warmup", "drain"]
+        ends = [each.end_mono_ns for each in target if each.kind in ("clean", "recovery")]
+        assert background[0].start_mono_ns <= target[0].start_mono_ns
+        assert background[0].end_mono_ns >= max(ends)
+        assert sum(each.kind == "profile" for each in target) == (load == "moderate")
+
+    matrix = [r for r in site.store.runs() if r.role == "primary"]
+    slots = [r.attempts[-1].slot for r in matrix]
+    assert {slot.width for slot in slots if slot is not None} == {2}
+    starts = {
+        r.pattern: r.attempts[-1].transitions[0].wall_ns
+        for r in matrix
+        if r.load_point == "saturation"
+    }
+    assert abs(starts["P01"] - starts["P09"]) < 5 * NS, "both cells start in one wave"
+
+    charges, records = read_ledger(site.out / NAME), site.store.runs()
+    assert ledger_problems(charges, records) == []
+    assert open_reservations(charges) == {}
+    assert sum(charge.kind == "colocation" for charge in charges) == 2 + 2 * 2
+    assert site.left() == []
+
+
+def test_closed_limits_stop_the_campaign_before_its_matrix(site: Site) -> None:
+    site.start("--gpus", "0,1")
+    site.wait_end()
+    gate = read_gate(site.out / GATE)
+    assert (gate.outcome, gate.authorised_width) == ("stop", 1)
+    assert gate.regimes[0].outcome == "fail"
+    stop = site.store.stop()
+    assert stop is not None
+    assert stop.condition == 0 and "no smaller regime is authorised" in stop.reason
+    assert all(r.state == "pending" for r in site.store.runs() if r.role == "primary")
+    assert site.left() == []
+
+
+def test_one_cell_at_a_time_needs_no_check(site: Site) -> None:
+    site.start("--gpus", "0,1", "--serial", "--only", "P01")
+    site.wait_end()
+    assert not (site.out / "colocation").exists()
+    assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()
