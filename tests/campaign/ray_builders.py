@@ -104,6 +104,9 @@ def make_spec(
         saturation=str(folder / "saturation.json"),
         launch=list(launch),
         model="model",
+        source_hashes={},
+        expected_s=1.0,
+        unrepresentative_before=0,
         redacted={str(folder / "private"): "${PRIVATE}"},
     )
 

@@ -82,9 +82,17 @@ class LocalCluster:
         return f"127.0.0.1:{self.port}"
 
     def add(
-        self, name: str, *, slots: int = 1, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        *,
+        slots: int = 1,
+        gpus: int = 0,
+        environment: dict[str, str] | None = None,
     ) -> LocalNode:
-        """Start a node that offers ``slots`` of the custom resource and wait until it counts."""
+        """Start a node and wait until it counts.
+
+        ``slots``: of the custom resource. ``gpus``: as many as Ray is told that there are.
+        """
         head = not self.nodes
         options = ["--head", "--port", str(self.port), "--temp-dir", str(self.folder)]
         options += ["--include-dashboard", "false"]
@@ -93,7 +101,7 @@ class LocalCluster:
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
             *("--node-name", name, "--node-ip-address", "127.0.0.1"),
-            *("--num-cpus", "2", "--num-gpus", "0"),
+            *("--num-cpus", "2", "--num-gpus", str(gpus)),
             *("--resources", json.dumps({"opprof_gpu": slots} if slots else {})),
             *("--object-store-memory", str(_STORE_BYTES)),
             *("--min-worker-port", "0", "--max-worker-port", "0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,9 +17,16 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra: `make ray`")
 
 from campaign_small import small_manifests, small_protocol
-from ray_nodes import LocalCluster, local_cluster, node_environment, processes_naming
+from ray_nodes import (
+    LocalCluster,
+    free_port,
+    local_cluster,
+    node_environment,
+    processes_naming,
+)
 
 from opprof.artifacts.campaign import Attempt, RunRecord
+from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store, is_locked
 from opprof.host.cpu import CpuHost
 
@@ -159,3 +167,94 @@ def test_two_nodes_give_what_one_host_gives(
     used = [last.slot.host for run in spread.runs if (last := run.attempt) and last.slot]
     assert set(used) == {"alpha", "beta"}
     assert CpuHost().name not in used
+
+
+def test_a_lost_nodes_run_restarts_on_the_other(
+    cluster: LocalCluster, sources: Path, tmp_path: Path
+) -> None:
+    gamma = cluster.add("gamma")
+    nodes = on_ray(cluster, "--ray-node", "alpha", "--ray-node", "gamma")
+    site = Site(sources, tmp_path / "campaign", *nodes)
+    site.start()
+
+    def on_gamma() -> list[RunRecord]:
+        lasts = [(run, run.attempt) for run in site.runs if run.role == "primary"]
+        return [
+            run
+            for run, last in lasts
+            if last and last.slot and last.slot.host == "gamma" and run.state == "loading"
+        ]
+
+    site.wait(on_gamma)
+    (victim,) = on_gamma()
+    gamma.kill()
+    site.wait_end()
+    assert {run.state for run in site.runs} == {"complete"}, site.log()
+    (lost,) = [run for run in site.runs if run.run == victim.run]
+    first, second = lost.attempts
+    assert (first.phase, first.fault) == ("interrupted", "infrastructure")
+    assert "the Ray node gamma was lost" in first.transitions[-1].reason
+    assert first.slot is not None and first.slot.host == "gamma"
+    assert second.slot is not None and second.slot.host == "alpha"
+    assert [step.phase for step in second.transitions][:2] == ["starting", "serving"]
+    assert (site.out / first.folder / "server.log").is_file()
+    assert first.folder == f"attempts/{lost.run}.1"
+    others = [run for run in site.runs if run.run != lost.run]
+    assert [len(run.attempts) for run in others] == [1] * len(others)
+    assert not site.left()
+
+
+def test_a_killed_controller_is_resumed_over_ray(
+    cluster: LocalCluster, sources: Path, tmp_path: Path
+) -> None:
+    site = Site(sources, tmp_path / "campaign", *on_ray(cluster, "--ray-ship", "--only", "P01/C00"))
+    site.start()
+    run = "P01-C00-saturation"
+    store = Store(site.out, wall_ns=time.time_ns)
+    site.wait(lambda: store.run(run).state == "loading")
+    controller = store.controller()
+    assert controller is not None
+    assert ProcessTable().send(controller.process, signal.SIGKILL)
+    site.wait_end()
+    site.wait(lambda: not site.left())
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    assert {each.state for each in site.runs} == {"complete"}, site.log()
+    burnin, saturation, moderate = site.runs
+    assert [len(each.attempts) for each in (burnin, saturation, moderate)] == [1, 2, 1]
+    first = saturation.attempts[0]
+    assert (first.phase, first.fault) == ("interrupted", "interrupted")
+    # What the node held when its controller died was brought home by the next one.
+    assert (site.out / "attempts" / f"{run}.1" / "server.log").is_file()
+    assert not site.left()
+
+
+def test_a_stop_ends_the_attempts_on_the_nodes_and_keeps_their_files(
+    cluster: LocalCluster, sources: Path, tmp_path: Path
+) -> None:
+    site = Site(sources, tmp_path / "campaign", *on_ray(cluster, "--ray-ship", "--only", "P01/C00"))
+    site.start()
+    store, run = Store(site.out, wall_ns=time.time_ns), "P01-C00-saturation"
+    site.wait(lambda: store.run(run).state == "loading")
+    site.opprof("stop", str(site.out))
+    site.wait_end()
+    assert not site.left()
+    last = store.run(run).attempt
+    assert last is not None
+    assert (last.phase, last.fault) == ("interrupted", "interrupted")
+    assert last.transitions[-1].reason == "the controller was told to end"
+    phases = [step.phase for step in last.transitions]
+    assert phases[-3:-1] == ["draining", "cleaning"]
+    kept = names(site.out / "attempts" / f"{run}.1")
+    assert {"server.log", "commands.log", "opprof"} <= set(kept)
+
+
+def test_a_cluster_that_cannot_be_used_is_refused_before_anything_is_made(
+    cluster: LocalCluster, sources: Path, tmp_path: Path
+) -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    site = Site(sources, tmp_path / "a", "--executor", "ray", "--ray-address", silent)
+    assert f"no Ray cluster answers at {silent}" in site.start(code=1)
+    assert not site.out.exists()
+    site = Site(sources, tmp_path / "b", *on_ray(cluster, "--ray-node", "omega"))
+    assert "no living node 'omega'" in site.start(code=1)

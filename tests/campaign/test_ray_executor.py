@@ -189,6 +189,38 @@ def test_a_dead_actor_or_worker_is_an_infrastructure_fault(
     assert (Path(spec.folder) / "server.log").read_text().startswith("up")
 
 
+def test_slots_are_held_and_real_gpus_are_those_that_ray_gave(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "pynvml.py").write_text(
+        "from nvml_stub import *\n"
+        "from nvml_stub import StubNvml\n"
+        "_stub = StubNvml()\n"
+        "def __getattr__(name):\n"
+        "    return getattr(_stub, name)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), node_environment()["PYTHONPATH"]])
+    seen = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "1"}
+    node = cluster.add("epsilon", slots=0, gpus=1, environment=seen)
+
+    async def look() -> None:
+        import ray
+
+        async with executor_on(cluster, tmp_path / "c", wanted=("alpha", "epsilon")) as executor:
+            alpha, epsilon = executor.hosts()
+            assert [(gpu.index, gpu.uuid) for gpu in alpha.gpus] == [(0, "")]
+            assert [gpu.index for gpu in epsilon.gpus] == [1]
+            assert epsilon.gpus[0].uuid and epsilon.kind == "nvml" and alpha.kind == "cpu"
+            left = ray.available_resources()
+            assert left.get("GPU", 0) == 0 and left["opprof_gpu"] == 1  # beta's
+
+    try:
+        asyncio.run(look())
+    finally:
+        node.stop()
+        del cluster.nodes[node.name]
+
+
 def is_bridge(pid: int) -> bool:
     return b"ray::Bridge" in Path(f"/proc/{pid}/cmdline").read_bytes()
 

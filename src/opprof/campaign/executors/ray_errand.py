@@ -70,7 +70,7 @@ class Errand:
         self._limits, self._say = limits, say
         self._courier = Courier(station, limits)
         self._bridge: Any = None
-        self._greeted = False
+        self._greeted = self._has_scratch = False
         self._worker: ProcessRecord | None = None
 
     async def run(self) -> Outcome:
@@ -99,7 +99,7 @@ class Errand:
 
     async def bring_home(self) -> None:
         """Bring the attempt's files home; nothing to do where the node writes them there itself."""
-        if self._station.shared:
+        if self._station.shared or not self._has_scratch:
             return
         attempt = f"{self._home.run}.{self._home.number}"
         await self._courier.home(attempt, Path(self._home.folder), self._home.logs)
@@ -194,6 +194,7 @@ class Errand:
             folder = await self._station.ask(
                 "attempt_folder", home.run, home.number, seconds=self._limits.answer_s
             )
+            self._has_scratch = True
             changes |= {"folder": f"{folder}/{RUN_FOLDER}", "logs": f"{folder}/{LOG_PREFIX}"}
             # Records name the places where everything lies in the end.
             redacted |= {changes["folder"]: home.folder, changes["logs"]: home.logs}
