@@ -123,3 +123,22 @@ def test_what_cannot_be_written_does_not_count(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match="cannot write"):
         ledger.append(_lines())
     assert len(ledger.charges) == 1
+
+
+def test_half_of_an_append_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = create_ledger(path, _opening())
+    before = path.read_bytes()
+    calls = iter([OSError(28, "No space left on device")])
+
+    def full(_descriptor: int) -> None:
+        if (error := next(calls, None)) is not None:
+            raise error
+
+    monkeypatch.setattr("opprof.campaign.ledger_file.os.fsync", full)
+    with pytest.raises(EnvironmentFailure, match="No space left"):
+        ledger.append(_lines())
+    assert path.read_bytes() == before
+    assert len(ledger.charges) == 1
+    ledger.append(_lines())
+    assert read_ledger(path) == list(ledger.charges)
