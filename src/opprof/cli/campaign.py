@@ -48,6 +48,12 @@ group.add_command(plan)
 @click.option("--virtual", is_flag=True, help="Embedded engine in virtual time, in lock step.")
 @click.option("--only", multiple=True, metavar="P01[/C00]", help="These cells only; repeatable.")
 @click.option("--gpus", default="", metavar="0,1,2", help="Physical GPUs that may be used.")
+@click.option(
+    "--host-file",
+    default="",
+    metavar="FILE|dash0",
+    help="A fake host from a file, for the embedded engine.",
+)
 @click.option("--serial", is_flag=True, help="One run at a time.")
 @click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
 @click.option("--no-cpu-masks", is_flag=True, help="Do not bind to the protocol's CPU map.")
@@ -162,6 +168,8 @@ def _request(flags: dict[str, Any]) -> Any:
         raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
     if flags["virtual"] and flags["engine"] != "sim":
         raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
+    if flags["host_file"] and flags["engine"] != "sim":
+        raise InputError("--host-file needs --engine sim: a real engine runs on the real host")
     options = Options(
         server_command=flags["server_command"],
         python=flags["python"],
@@ -169,6 +177,7 @@ def _request(flags: dict[str, Any]) -> Any:
         base_port=flags["base_port"],
         only=list(flags["only"]),
         gpus=gpus,
+        host_file=_whole_path(flags["host_file"]),
         serial=flags["serial"],
         bind_cpus=not flags["no_cpu_masks"],
         ray_address=flags["ray_address"],
@@ -187,6 +196,11 @@ def _request(flags: dict[str, Any]) -> Any:
         hosts=flags["hosts"],
         options=options,
     )
+
+
+def _whole_path(host_file: str) -> str:
+    """The detached controller has another working folder; a packaged machine's name stays."""
+    return str(Path(host_file).absolute()) if Path(host_file).exists() else host_file
 
 
 def _launch(folder: Path, sources: Any, foreground: bool) -> None:
