@@ -58,6 +58,7 @@ bench: setup ## Speed and memory, as ratios against a floor in the same run
 	$(BIN)/python bench/recorder_step.py
 	$(BIN)/python bench/materialize.py --patterns P03,P08
 	$(BIN)/python bench/decide.py
+	$(BIN)/python bench/scan.py --rounds 1
 
 lock: ## Re-pin requirements.lock and requirements-ray.lock from pyproject.toml
 	$(BIN)/python -m pip install -q uv

@@ -111,9 +111,13 @@ ENCODINGS = {
 def test_32_characters_are_found_in_every_encoding(
     source: PrivateSource, tmp_path: Path, encoding: str, data: st.DataObject
 ) -> None:
-    start = data.draw(st.integers(0, len(SECRET) - MIN_CHARS - 8))
-    length = data.draw(st.integers(MIN_CHARS + 4, MIN_CHARS + 8))
-    encoded = ENCODINGS[encoding](SECRET[start : start + length].strip())
+    private = " ".join(SECRET.split())
+    start = data.draw(
+        st.integers(0, len(private) - MIN_CHARS).filter(
+            lambda at: " " not in (private[at], private[at + MIN_CHARS - 1])
+        )
+    )
+    encoded = ENCODINGS[encoding](private[start : start + MIN_CHARS])
     before = data.draw(st.binary(max_size=40).map(lambda b: b.replace(b"\\", b"/")))
     planted = before + b' {"x": ' + encoded + b" }"
     assert "prompt_text" in found(source, planted, tmp_path)

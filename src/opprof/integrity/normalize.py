@@ -174,9 +174,11 @@ def _base64_parts(digits: bytes) -> list[bytes]:
     """Decode at every alignment: a run may begin with characters that are no part of it."""
     parts = []
     for start in range(4):
-        part = digits[start : start + (len(digits) - start) // 4 * 4]
+        part = digits[start:]
+        if len(part) % 4 == 1:
+            part = part[:-1]
         try:
-            parts.append(base64.b64decode(part))
+            parts.append(base64.b64decode(part + b"=" * (-len(part) % 4)))
         except binascii.Error:
             continue
     return parts
