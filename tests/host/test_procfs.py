@@ -48,6 +48,14 @@ def test_marks_and_groups(tmp_path: Path) -> None:
     assert table.boot_id() == "unknown"
 
 
+def test_a_mark_is_the_whole_value_and_large_environments_are_read(tmp_path: Path) -> None:
+    fake_proc(tmp_path, 10, OPPROF_CAMPAIGN="abc")
+    fake_proc(tmp_path, 11, OTHER="OPPROF_CAMPAIGN=ab")
+    fake_proc(tmp_path, 12, FILL="x" * 200_000, OPPROF_CAMPAIGN="ab")
+    fake_proc(tmp_path, 13, FILL="x" * (1 << 21), OPPROF_CAMPAIGN="ab")
+    assert [process.pid for process in ProcFs(tmp_path).marked("ab")] == [12]
+
+
 @pytest.mark.parametrize("name", ["a b", "a) S 1 (b", "", "((", "vLLM::EngineCore"])
 def test_names_may_hold_anything(tmp_path: Path, name: str) -> None:
     fake_proc(tmp_path, 10, name=name)
