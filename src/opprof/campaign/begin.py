@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from opprof.campaign.hosts import needs_check, open_host, place_of
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
+from opprof.campaign.manifests import check_places, make_missing
 from opprof.campaign.options import Options, Sources, check_time_scale, check_variables
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, pretty
@@ -46,9 +47,11 @@ class Request:
     executor: str
     hosts: tuple[str, ...]
     options: Options
+    tokenizer: Path | None = None
+    """Makes the manifests that are missing in the private folder; None makes none."""
 
 
-def create_campaign(request: Request) -> Store:
+def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     """Check everything and make the campaign's folder, all runs pending.
 
     The folder appears whole: it is made beside its place under another name and then renamed.
@@ -65,7 +68,8 @@ def create_campaign(request: Request) -> Store:
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
     protocol = frozen_protocol(request.protocol)
     check_variables(request.variables, protocol.file.variables)
-    campaign = _campaign(request, protocol)
+    check_places(request.sources, request.out)
+    campaign = _campaign(request, protocol, say)
     launches_of(protocol, campaign)
     out = request.out.absolute()
     made = out.with_name(f".{out.name}.{campaign.id}.tmp")
@@ -101,8 +105,11 @@ def frozen_protocol(path: Path) -> Protocol:
     return protocol
 
 
-def _campaign(request: Request, protocol: Protocol) -> Campaign:
+def _campaign(request: Request, protocol: Protocol, say: Callable[[str], None]) -> Campaign:
     name = f"{protocol.file.id}-{secrets.token_hex(_ID_BYTES)}"
+    patterns = _patterns(request, protocol, name)
+    if request.tokenizer is not None:
+        make_missing(protocol, patterns, request.sources, request.tokenizer, say)
     return Campaign(
         schema=1,
         id=name,
@@ -110,7 +117,7 @@ def _campaign(request: Request, protocol: Protocol) -> Campaign:
         protocol_sha256=protocol.sha256,
         engine=request.engine,
         variables=dict(request.variables),
-        manifests=manifest_hashes(_patterns(request, protocol, name), request.sources),
+        manifests=manifest_hashes(patterns, request.sources),
         time_scale=request.time_scale,
         seed=request.seed,
         # None given to an executor of many hosts means all that it finds at every start.

@@ -164,6 +164,19 @@ def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     return found
 
 
+def limits_of(texts: Sequence[str]) -> Limits:
+    """Return the limits with ``NAME=VALUE`` changes.
+
+    Raises:
+        InputError: no such limit, or a value that it cannot have.
+    """
+    try:
+        return msgspec.convert(pairs(texts, "--limit"), Limits, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Limits.__struct_fields__)
+        raise InputError(f"--limit: {error} (there are {known})") from error
+
+
 def check_variables(values: Mapping[str, str], declared: Mapping[str, str]) -> None:
     """Refuse values of unknown variables, and of those that the controller fills in.
 

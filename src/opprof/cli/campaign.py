@@ -37,6 +37,11 @@ group.add_command(plan)
 @click.option("--engine", type=click.Choice(["vllm", "sim"]), required=True)
 @_private
 @_manifests
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder with tokenizer.json: manifests that are missing are made in --private.",
+)
 @click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="e.g. MODEL=DIR.")
 @click.option("--server-command", default="", help="Template instead of the protocol's.")
 @click.option("--python", default="", help="Interpreter of the engine's environment.")
@@ -62,13 +67,16 @@ group.add_command(plan)
 @click.option("--ray-node", "hosts", multiple=True, metavar="NAME", help="Repeatable; default all.")
 @click.option("--ray-scratch", default="", metavar="DIR", help="On nodes without this folder.")
 @click.option("--ray-ship", is_flag=True, help="Send files, also where the folder is seen.")
+@click.option(
+    "--limit", "limits", multiple=True, metavar="NAME=SECONDS", help="A wait's limit, e.g. ready_s."
+)
 @click.option("--foreground", is_flag=True, help="Do not detach; the log goes to this terminal.")
 def start(foreground: bool, **flags: Any) -> None:
     """Start a campaign of PROTOCOL and return when its controller owns the folder."""
     from opprof.campaign.begin import create_campaign
 
     request = _request(flags)
-    store = create_campaign(request)
+    store = create_campaign(request, lambda line: click.echo(line, err=True))
     _launch(store.folder, request.sources, foreground)
 
 
@@ -159,7 +167,7 @@ def logs(folder: Path, run: str | None, follow: bool) -> None:
 
 def _request(flags: dict[str, Any]) -> Any:
     from opprof.campaign.begin import Request
-    from opprof.campaign.options import Options, make_sources, pairs
+    from opprof.campaign.options import Options, limits_of, make_sources, pairs
     from opprof.errors import InputError
 
     try:
@@ -171,6 +179,7 @@ def _request(flags: dict[str, Any]) -> Any:
     if flags["host_file"] and flags["engine"] != "sim":
         raise InputError("--host-file needs --engine sim: a real engine runs on the real host")
     options = Options(
+        limits=limits_of(flags["limits"]),
         server_command=flags["server_command"],
         python=flags["python"],
         engine_environment=pairs(flags["engine_environment"], "--engine-env"),
@@ -195,6 +204,7 @@ def _request(flags: dict[str, Any]) -> Any:
         executor=flags["executor"],
         hosts=flags["hosts"],
         options=options,
+        tokenizer=flags["tokenizer"],
     )
 
 
