@@ -222,7 +222,7 @@ def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None
     assert len(revived.attempts) == 1
     assert [verdict.accepted for verdict in revived.adjudications] == [True]
     assert revived.accepted is False, "the client's own verdict stays"
-    assert (site.out / revived.adjudications[0].artefact / "sanity.json").is_file()
+    assert (site.out / revived.adjudications[0].artefact / "adjudication.json").is_file()
     assert (site.out / "attempts" / "P01-C00-saturation.1" / "client" / "result.json").is_file()
     assert len(list((site.out / "protocols").iterdir())) == 2
     assert site.store.protocol.read_bytes() == amended.read_bytes()

@@ -15,28 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from opprof.analysis.results import RunAnalysis
 from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
-from opprof.artifacts.common import Gate
-from opprof.artifacts.run import Result
-from opprof.artifacts.sanity import Sanity
 from opprof.campaign import state
-from opprof.campaign.gate_rules import fault_of
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.store import Store, pretty, with_attempt
+from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
-from opprof.files import read_bytes, sha256_bytes, sync_folder, write_atomic
+from opprof.files import sync_folder, write_atomic
 from opprof.integrity.provenance import record_protocol
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.amend import added_amendments
 from opprof.protocol.freeze import require_frozen
 from opprof.protocol.impact import check_amendment, impact
 from opprof.protocol.model import Amendment
-
-_JUDGED_BY_ANALYSIS = frozenset(
-    {"warmup", "clean_requests", "offered_rate", "client_lag", "recovery", "drain"}
-)
-"""Gates of the client that the analysis judges anew under its own names."""
 
 
 def take_amendment(
@@ -142,72 +132,33 @@ def _last_verdict(record: RunRecord, new: Protocol) -> Adjudication | None:
 def _adjudicate(
     store: Store, record: RunRecord, attempt: Attempt, new: Protocol, name: str
 ) -> Adjudication | None:
-    """Analyse kept raw data under the new protocol; None where there is no measurement to judge."""
-    from opprof.analysis.run import analyze_run
-    from opprof.analysis.write import write_analysis
+    """Judge kept raw data under the new protocol; None where there is no measurement to judge."""
+    from opprof.adjudication.judge import rejudge
+    from opprof.adjudication.write import write_adjudication
 
     folder = store.folder / attempt.folder
     if not (folder / "client" / "result.json").is_file():
         return None
-    analysis = analyze_run(folder, new)
+    found = rejudge(folder, _measured_under(store, attempt), new)
     relative = f"adjudications/{new.sha256[:12]}/{record.run}"
-    write_analysis(analysis, store.folder / relative)
-    reasons = _reasons(store, folder, analysis)
-    if not reasons:
-        _write_result(folder, store.folder / relative, new, name)
-    verdict = Adjudication(new.sha256, name, not reasons, reasons, relative)
+    write_adjudication(found, store.folder / relative)
+    after = found.after
+    verdict = Adjudication(new.sha256, name, after.accepted, after.reasons, relative)
     record = msgspec.structs.replace(
         record,
         adjudications=[*record.adjudications, verdict],
-        drain_quarantined=_quarantined(analysis, record.drain_quarantined),
+        drain_quarantined=after.drain_quarantined,
     )
     store.save(record)
     return verdict
 
 
-def _write_result(folder: Path, target: Path, new: Protocol, name: str) -> None:
-    """Write the client's result with the new verdict beside the analysis; the original stays.
-
-    A moderate run takes its rate from an accepted result only, and says by its hash from which.
-    """
-    path = folder / "client" / "result.json"
-    data = read_bytes(path)
-    result = msgspec.json.decode(data, type=Result)
-    origin = {
-        "amendment": name,
-        "protocol_sha256": new.sha256,
-        "original_result_sha256": sha256_bytes(data),
-        "original_accepted": result.accepted,
-        "original_reasons": result.reasons,
-    }
-    judged = msgspec.structs.replace(
-        result, accepted=True, reasons=[], metrics=result.metrics | {"adjudication": origin}
-    )
-    write_atomic(target / "client" / "result.json", pretty(judged))
-
-
-def _reasons(store: Store, folder: Path, analysis: RunAnalysis) -> list[str]:
-    """Return why the run is refused under the new protocol; empty when it is accepted."""
-    campaign = store.campaign()
-    declared = {"simulated"} if campaign.simulated else set()
-    declared |= {"time_scale"} if campaign.time_scale != 1.0 else set()
-    client = msgspec.json.decode(read_bytes(folder / "client" / "sanity.json"), type=Sanity)
-    own = [gate for gate in client.gates if gate.name not in _JUDGED_BY_ANALYSIS]
-    gates = [gate for gate in [*analysis.sanity.gates, *own] if gate.name not in declared]
-    failed = [gate for gate in gates if gate.outcome == "fail" and fault_of([gate])]
-    return [f"{gate.name}: {gate.reason}" for gate in failed] + analysis.sanity.red_flags
-
-
-def _quarantined(analysis: RunAnalysis, before: bool | None) -> bool | None:
-    """Judge the drain by the new allowance; the client's own mark stays in its artefacts."""
-    gate: Gate | None = next(
-        (gate for gate in analysis.sanity.gates if gate.name == "drain_quarantine"), None
-    )
-    spent = None if gate is None else gate.numbers.get("drain_s")
-    allowed = None if gate is None else gate.numbers.get("budget_s")
-    if not isinstance(spent, int | float) or not isinstance(allowed, int | float):
-        return before
-    return spent > allowed
+def _measured_under(store: Store, attempt: Attempt) -> Protocol:
+    """Return the protocol that an attempt was made under, from the campaign's copies."""
+    wanted = attempt.source_hashes["protocol"]
+    for path in sorted((store.folder / "protocols").glob(f"*-{wanted[:12]}.toml")):
+        return _load(path)
+    raise InputError(f"the campaign keeps no protocol {wanted[:12]}", path=store.folder)
 
 
 def _revive(

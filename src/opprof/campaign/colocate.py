@@ -130,7 +130,9 @@ def _reserve(check: Check, each: Round, runs: list[ColocationRun]) -> None:
 
 
 def _place(each: Round, run: ColocationRun, meeting: RoundMeeting) -> Place:
-    saturation = None if run.background else each.saturation_folder or None
+    saturation = None
+    if each.saturation_folder and not run.background:
+        saturation = f"{each.saturation_folder}/client/result.json"
     return Place(run.folder, saturation, run.background, meeting)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from opprof._version import __version__
+from opprof.adjudication.write import RESULT
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
 from opprof.artifacts.environment import Topology
 from opprof.campaign import tally
@@ -304,7 +305,7 @@ class Controller:
             self._stop_matrix(stop)
 
     def _saturation(self, record: RunRecord) -> str | None:
-        """Return the folder of the result that a moderate rate comes from (``client/result.json``).
+        """Return the result that a moderate rate comes from, relative to the campaign.
 
         A run that an amendment accepts later has a result with that verdict beside its own.
         """
@@ -313,8 +314,8 @@ class Controller:
         if needed is None or needed.attempt is None:
             return None
         if not needed.accepted and needed.adjudications and needed.adjudications[-1].accepted:
-            return needed.adjudications[-1].artefact
-        return needed.attempt.folder
+            return f"{needed.adjudications[-1].artefact}/{RESULT}"
+        return f"{needed.attempt.folder}/client/result.json"
 
     def _holds(self, host: str) -> bool:
         """Whether the host is one of the campaign's, and not lost."""

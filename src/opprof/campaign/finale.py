@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from opprof.campaign.options import Limits, own_environment
 from opprof.campaign.processes import CAMPAIGN_VARIABLE
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure
-from opprof.files import read_bytes, write_atomic
 
-_DECISIONS = ("decision.json", "decision.md")
+_WRITTEN = ("decision.json", "report.html")
 
 
 async def conclude(
@@ -23,40 +21,27 @@ async def conclude(
 ) -> list[str]:
     """Decide and report; return why something was not written, one line each.
 
-    Burn-ins are never pooled, and an attempt that failed is no run of the matrix. Both commands are
-    children of this process: a fault of theirs cannot take the campaign with it.
+    The command is a child of this process: a fault of its own cannot take the campaign with it.
     """
-    runs = [
-        str(store.run_folder(record.run))
-        for record in store.runs()
-        if record.state == "complete" and record.role in ("primary", "confirmation")
-    ]
-    if not runs:
+    measured = [record for record in store.runs() if record.role in ("primary", "confirmation")]
+    if not any(record.state == "complete" for record in measured):
         return ["no decision and no report: no measured run is complete"]
-    missing = []
-    protocol = ["--protocol", str(store.protocol)]
-    with tempfile.TemporaryDirectory(prefix="opprof-finale-") as name:
-        made = Path(name)
-        flags = ["--registered", "--out", str(made)]
-        if campaign.time_scale != 1.0:
-            flags.append("--rehearsal")
-        # Exit code 1 says that the decision is INVALID; it is written all the same.
-        await _run(store, campaign, limits, ["decide", *runs, *protocol, *flags])
-        for each in _DECISIONS:
-            missing += _keep(made / each, store.folder / each)
-        report = made / "report.html"
-        await _run(store, campaign, limits, ["report", *runs, *protocol, "--out", str(report)])
-        missing += _keep(report, store.folder / "report.html")
+    before = {name: _changed_ns(store.folder / name) for name in _WRITTEN}
+    # Exit code 1 says that the decision is INVALID; it is written all the same.
+    await _run(store, campaign, limits, ["decide", str(store.folder)])
+    missing = [
+        f"no {name}: see logs/finale.log"
+        for name in _WRITTEN
+        if _changed_ns(store.folder / name) == before[name]
+    ]
     if not missing:
         say("wrote decision.json and report.html")
     return missing
 
 
-def _keep(made: Path, target: Path) -> list[str]:
-    if not made.is_file():
-        return [f"no {target.name}: see logs/finale.log"]
-    write_atomic(target, read_bytes(made))
-    return []
+def _changed_ns(path: Path) -> int | None:
+    """Return when a file was written last; None without one."""
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 async def _run(store: Store, campaign: Campaign, limits: Limits, words: Sequence[str]) -> None:

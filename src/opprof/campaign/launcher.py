@@ -36,7 +36,7 @@ class Place:
     folder: str
     """Of the run directory, relative to the campaign."""
     saturation: str | None
-    """Run directory that a moderate rate comes from, relative to the campaign."""
+    """Result that a moderate rate comes from, relative to the campaign."""
     background: bool = False
     """Load beside a co-location target, until it is told to stop."""
     meeting: Meeting | None = None
@@ -169,7 +169,7 @@ class Launcher:
         assert attempt is not None and attempt.slot is not None
         saturation = None
         if place.saturation is not None and record.load_point == "moderate":
-            saturation = str(folder / place.saturation / "client" / "result.json")
+            saturation = str(folder / place.saturation)
         first, key = self._first_server(record.config)
         return AttemptSpec(
             campaign=campaign,
