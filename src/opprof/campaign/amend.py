@@ -17,6 +17,7 @@ import msgspec
 
 from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
 from opprof.campaign import state
+from opprof.campaign.checks import declared_by
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
@@ -143,7 +144,10 @@ def _adjudicate(
     relative = f"adjudications/{new.sha256[:12]}/{record.run}"
     write_adjudication(found, store.folder / relative)
     after = found.after
-    verdict = Adjudication(new.sha256, name, after.accepted, after.reasons, relative)
+    # What the campaign itself declares costs no run its place in it.
+    declared = tuple(f"analysis: {gate}" for gate in declared_by(store.campaign()))
+    reasons = [reason for reason in after.reasons if not (declared and reason.startswith(declared))]
+    verdict = Adjudication(new.sha256, name, not reasons, reasons, relative)
     record = msgspec.structs.replace(
         record,
         adjudications=[*record.adjudications, verdict],

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from opprof.artifacts.campaign import CheckName
+from opprof.artifacts.campaign import Campaign, CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
 from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
@@ -166,14 +166,18 @@ def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path
     return _gate(name, not failed, "; ".join(failed) or "every gate that applies passes", counts)
 
 
+def declared_by(campaign: Campaign) -> list[str]:
+    """Return the gates that fail because the campaign declared so at its start."""
+    names = ["simulated"] if campaign.simulated else []
+    return [*names, "time_scale"] if campaign.time_scale != 1.0 else names
+
+
 def declared_gates(spec: AttemptSpec) -> frozenset[str]:
     """Return the gates that fail by what the campaign itself declares, and so decide nothing here.
 
     The run's own artefacts keep them failed, and the decision stays marked by them.
     """
-    names = {"simulated"} if spec.campaign.simulated else set()
-    if spec.campaign.time_scale != 1.0:
-        names.add("time_scale")
+    names = set(declared_by(spec.campaign))
     if spec.role == "colocation":
         # A-P3-1, 4: trace and classifiability gates only; the check itself judges its window.
         names.add("representativeness")
