@@ -210,7 +210,8 @@ def _request(flags: dict[str, Any]) -> Any:
 
 def _whole_path(host_file: str) -> str:
     """The detached controller has another working folder; a packaged machine's name stays."""
-    return str(Path(host_file).absolute()) if Path(host_file).exists() else host_file
+    path = Path(host_file)
+    return str(path.absolute()) if host_file and path.exists() else host_file
 
 
 def _launch(folder: Path, sources: Any, foreground: bool) -> None:

@@ -1,0 +1,294 @@
+"""Parts of the controller: options, private places, commands, launch configurations, rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opprof.campaign.commands import CommandLog, iso, last_command
+from opprof.campaign.detach import report_ready, start_detached
+from opprof.campaign.meeting import RoundMeeting
+from opprof.campaign.options import (
+    Limits,
+    Options,
+    check_variables,
+    clean_environment,
+    limits_of,
+    make_sources,
+    own_environment,
+    pairs,
+    sources_from_log,
+)
+from opprof.campaign.server import free_port, launch_of, served_model
+from opprof.errors import EnvironmentFailure, InputError, StateConflict
+from opprof.protocol import load_protocol
+
+WORDS = st.text(
+    st.characters(
+        blacklist_categories=("Cs",),
+        blacklist_characters="\0\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029",
+    ),
+    max_size=20,
+)
+
+
+# ------------------------------------------------------------------------ private places
+
+
+def test_private_paths_come_back_from_the_command_log(tmp_path: Path) -> None:
+    sources = make_sources(tmp_path / "with blank", [f"P01={tmp_path / 'a=b.jsonl'}"])
+    log = CommandLog(tmp_path / "commands.log", lambda: 1)
+    log.add("controller", ["python", "-m", "opprof", "c", *sources.flags()], {})
+    log.line("note", "something else", 2)
+    found = sources_from_log(tmp_path / "commands.log")
+    assert found.private == tmp_path / "with blank"
+    assert found.manifest("P01") == tmp_path / "a=b.jsonl"
+    assert found.manifest("P02") == tmp_path / "with blank" / "P02.jsonl"
+
+
+def test_private_paths_are_redacted_by_name(tmp_path: Path) -> None:
+    sources = make_sources(tmp_path / "p", [f"P01={tmp_path / 'm' / 'P01.jsonl'}"])
+    text = f"--manifest {tmp_path}/m/P01.jsonl --x {tmp_path}/p/P02.jsonl"
+    assert sources.redact(text) == "--manifest ${MANIFEST_P01} --x ${PRIVATE}/P02.jsonl"
+
+
+def test_without_a_place_for_a_manifest_there_is_a_reason() -> None:
+    with pytest.raises(InputError, match="no manifest for P07"):
+        make_sources(None, []).manifest("P07")
+
+
+def test_a_log_without_a_controller_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="records no controller"):
+        sources_from_log(tmp_path / "commands.log")
+
+
+@given(words=st.lists(WORDS, min_size=1, max_size=6))
+def test_any_command_survives_its_log(
+    words: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "commands.log"
+    CommandLog(path, lambda: 1).add("client", words, {})
+    assert last_command(path, "client") == words
+
+
+def test_a_cut_last_line_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "commands.log"
+    CommandLog(path, lambda: 1).add("controller", ["first"], {})
+    with path.open("ab") as stream:
+        stream.write(b"1970-01-01T00:00:00Z controller seco")
+    assert last_command(path, "controller") == ["first"]
+
+
+def test_secrets_are_in_no_command_log(tmp_path: Path) -> None:
+    path = tmp_path / "commands.log"
+    environment = {"OPPROF_API_KEY": "s3cret", "VLLM_API_KEY": "s3cret", "OPPROF_RUN": "P01"}
+    CommandLog(path, lambda: 1).add("server", ["vllm"], environment)
+    text = path.read_text()
+    assert "s3cret" not in text
+    assert "OPPROF_RUN=P01" in text
+
+
+def test_times_keep_their_nanoseconds() -> None:
+    assert iso(1_796_020_004_123_456_789) == "2026-11-30T06:26:44.123456789Z"
+
+
+# ------------------------------------------------------------------------------- options
+
+
+def test_limits_are_changed_by_name() -> None:
+    assert limits_of([]) == Limits()
+    assert limits_of(["ready_s=12.5"]).ready_s == 12.5
+    for bad in ("reedy_s=1", "ready_s=soon", "ready_s=0", "ready_s"):
+        with pytest.raises(InputError):
+            limits_of([bad])
+
+
+def test_pairs_are_named_once() -> None:
+    assert pairs(["A=1", "B=x=y"], "--var") == {"A": "1", "B": "x=y"}
+    for bad in (["A"], ["=1"], ["A=1", "A=2"]):
+        with pytest.raises(InputError):
+            pairs(bad, "--var")
+
+
+@pytest.mark.parametrize("values", [{}, {"MODEL": "m", "OTHER": "x"}, {"MODEL": "m", "TP": "2"}])
+def test_variables_fit_the_protocol(values: dict[str, str]) -> None:
+    with pytest.raises(InputError):
+        check_variables(values, {"MODEL": "the model", "PRIVATE": "the folder"})
+
+
+def test_children_inherit_no_steering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = {
+        "OPPROF_PROTOCOL": "none",
+        "OPPROF_CRASH_AT": "#1",
+        "VLLM_OPPROF_DIR": "x",
+        "OPPROF_API_KEY": "k",
+        "PYTHONPATH": "src:",
+        "HOME": "h",
+    }
+    monkeypatch.chdir(tmp_path)
+    kept = clean_environment(environment)
+    assert kept == {"OPPROF_API_KEY": "k", "PYTHONPATH": str(tmp_path / "src"), "HOME": "h"}
+    own = own_environment(environment)["PYTHONPATH"].split(os.pathsep)
+    assert (Path(own[0]) / "opprof" / "code_hash.py").is_file()
+
+
+# -------------------------------------------------------------------------------- server
+
+
+def _launch(engine: str, options: Options | None = None) -> list[str]:
+    protocol = load_protocol("phase3")
+    assert protocol is not None
+    config = protocol.config("C10")
+    assert config is not None
+    launch = launch_of(
+        protocol,
+        config,
+        engine,  # type: ignore[arg-type]
+        {"MODEL": "/models/a b"},
+        options or Options(),
+        python="python3",
+        time_scale=0.5,
+        seed=3,
+    )
+    assert served_model(launch) == "/models/a b"
+    return launch.command(Path('/run/"x"/traces'), 8123)
+
+
+def test_the_protocols_command_is_filled_word_by_word() -> None:
+    words = _launch("vllm")
+    assert words[:3] == ["vllm", "serve", "/models/a b"]
+    assert words[words.index("--max-num-seqs") + 1] == "64"
+    assert words[words.index("--port") + 1] == "8123"
+    assert words[words.index("--shutdown-timeout") + 1] == "60"
+    assert (
+        '"torch_profiler_dir":"/run/\\"x\\"/traces"' in words[words.index("--profiler-config") + 1]
+    )
+
+
+def test_another_interpreter_runs_the_module() -> None:
+    words = _launch("vllm", Options(python="/env/python"))
+    assert words[:4] == ["/env/python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+
+
+def test_the_embedded_engine_has_the_same_configuration() -> None:
+    words = _launch("sim")
+    assert words[:4] == ["python3", "-m", "opprof", "serve-sim"]
+    assert words[words.index("--max-num-seqs") + 1] == "64"
+    assert words[words.index("--time-factor") + 1] == "2.0"
+    virtual = _launch("sim-virtual")
+    assert "--virtual" in virtual
+    assert "--time-factor" not in virtual
+
+
+def test_two_values_for_one_setting_are_refused() -> None:
+    command = "vllm serve ${MODEL} --max-num-seqs 32"
+    with pytest.raises(InputError, match="both set --max-num-seqs"):
+        _launch("vllm", Options(server_command=command))
+
+
+def test_an_open_variable_is_refused() -> None:
+    with pytest.raises(InputError, match="ELSEWHERE"):
+        _launch("vllm", Options(server_command="vllm serve ${MODEL} --x ${ELSEWHERE}"))
+
+
+def test_a_port_that_somebody_has_is_refused() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(EnvironmentFailure, match="in use"):
+            free_port(other.getsockname()[1])
+    assert free_port(0) > 0
+
+
+# -------------------------------------------------------------------------------- rounds
+
+
+def test_the_target_loads_last_and_ends_first() -> None:
+    async def go() -> list[str]:
+        meeting, told = RoundMeeting("T", ["A", "B"]), []
+
+        async def background(name: str) -> None:
+            await meeting.may_load(name)
+            told.append(f"{name} loads")
+            await meeting.loads(name)
+            await meeting.until_over()
+            told.append(f"{name} ends")
+            await meeting.leave(name)
+
+        async def target() -> None:
+            await meeting.may_load("T")
+            told.append("T loads")
+            await meeting.leave("T")
+
+        async with asyncio.timeout(10):
+            await asyncio.gather(target(), background("A"), background("B"))
+        return told
+
+    told = asyncio.run(go())
+    assert told.index("T loads") == 2
+    assert {"A ends", "B ends"} == set(told[3:])
+
+
+def test_a_background_that_breaks_off_lets_the_target_go() -> None:
+    async def go() -> None:
+        meeting = RoundMeeting("T", ["A", "B"])
+        waiting = asyncio.create_task(meeting.may_load("T"))
+        await meeting.loads("A")
+        await meeting.leave("B")
+        async with asyncio.timeout(10):
+            await waiting
+
+    with pytest.raises(EnvironmentFailure, match="B broke off"):
+        asyncio.run(go())
+
+
+# --------------------------------------------------------------------------------- detach
+
+
+def _detach(tmp_path: Path, script: str) -> str:
+    command = [sys.executable, "-c", script]
+    return start_detached(command, tmp_path / "log", ready_s=60)
+
+
+_TELL = "import os, sys; fd = int(sys.argv[sys.argv.index('--ready-fd') + 1]); "
+
+
+def test_a_detached_command_has_its_own_session(tmp_path: Path) -> None:
+    said = _detach(
+        tmp_path, _TELL + "os.write(fd, f'ok {os.getsid(0)} {os.getppid()}\\n'.encode())"
+    )
+    session, parent = map(int, said.split())
+    assert session != os.getsid(0)
+    assert parent != os.getpid()
+
+
+def test_its_refusal_is_the_starters_error(tmp_path: Path) -> None:
+    with pytest.raises(StateConflict, match="owned by another"):
+        _detach(tmp_path, _TELL + "os.write(fd, b'E-STATE owned by another\\n')")
+
+
+def test_its_silent_death_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailure, match="ended at its start"):
+        _detach(tmp_path, "print('why')")
+    assert (tmp_path / "log").read_text() == "why\n"
+
+
+def test_nobody_to_report_to_is_fine() -> None:
+    report_ready(None, "ok")
+
+
+def test_no_host_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opprof.cli.campaign import _whole_path
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "host.toml").touch()
+    assert _whole_path("") == ""
+    assert _whole_path("dash0") == "dash0"
+    assert _whole_path("host.toml") == str(tmp_path / "host.toml")
