@@ -38,6 +38,9 @@ class Estimate(Struct, frozen=True, forbid_unknown_fields=True):
     """Resamples without a value (an empty denominator); they only widen the interval."""
     reason: str | None = None
     """Why the value or its interval is null."""
+    bin_correlation: float | None = None
+    """Correlation of neighbouring bins' contributions to a ratio. Well above 0 the interval is too
+    narrow (docs/statistics.md tells by how much)."""
 
 
 class RunStatus(Struct, frozen=True, forbid_unknown_fields=True):

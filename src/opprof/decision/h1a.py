@@ -21,6 +21,7 @@ from opprof.statistics.distributions import normal_quantile, wilson_interval
 from opprof.statistics.draws import Stream
 from opprof.statistics.multiplicity import holm
 from opprof.statistics.permutation import PermutationResult, WindowSteps, permutation_test
+from opprof.statistics.sensitivity import blocked_p, windows_p
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Tested:
     """The families in the order of the result's columns."""
     reason: str | None
     windows: Sequence[WindowSteps] = ()
-    """Both patterns' windows."""
+    """Both patterns' windows, the first pattern's first."""
+    blocked: Sequence[float] | None = None
+    """Exact p of each pair of families with neighbouring steps exchanged in pairs."""
 
     def row(self, family_a: str, family_b: str) -> int:
         """The result's row of two families, in any order."""
@@ -172,7 +175,14 @@ def permute_pair(matrix: Matrix, p: Key, q: Key, version: str) -> Tested:
     stream = Stream(matrix.seed, "permutation", *p[1:], p[0], q[0])
     permutations = matrix.file.statistics.permutations
     result = permutation_test(sides[0], sides[1], permutations=permutations, stream=stream)
-    return Tested(result, families, None, [*sides[0], *sides[1]])
+    blocked = blocked_p(sides[0], sides[1])
+    return Tested(
+        result,
+        families,
+        None,
+        [*sides[0], *sides[1]],
+        None if blocked is None else blocked.tolist(),
+    )
 
 
 def _absent(p: str, q: str, families: tuple[str, str], key: Key) -> Inversion:
@@ -222,7 +232,18 @@ def _record(
         step_correlation=lead_correlation(tested.windows, *result.pairs[row])
         if item.gap_criteria_met
         else None,
+        blocked_p=None if tested.blocked is None else tested.blocked[row],
+        windows_p=_windows_p(item),
     )
+
+
+def _windows_p(item: Inversion) -> float | None:
+    """The windows' leads are there already; the second pattern's are given the other way round."""
+    first = [gap for gap in item.gaps_p if gap is not None]
+    second = [-gap for gap in item.gaps_q if gap is not None]
+    if len(first) < len(item.gaps_p) or len(second) < len(item.gaps_q):
+        return None
+    return windows_p(first, second)
 
 
 def _accept(records: list[DecidedComparison], rule: Statistics) -> list[DecidedComparison]:

@@ -238,10 +238,12 @@ def _contrast(matrix: Matrix, pair: _Pair, metrics: list[ContrastMetric], kept: 
 
 def _association(matrix: Matrix, pair: _Pair, kept: Kept) -> Association:
     """Compare useful-token efficiency and step-time residual of the two runs."""
-    level = 1 - matrix.file.statistics.alpha
+    alpha = matrix.file.statistics.alpha
+    level, strict = 1 - alpha, 1 - alpha / len(matrix.file.h1b.contrasts)
     runs = [kept.get(matrix.facts[key].run.name, {}) for key in (pair.irregular, pair.control)]
     loss = _combined(runs, EFFICIENCY, lambda a, b: 1 - a / b, level)
     residual = _combined(runs, RESIDUAL, lambda a, b: a - b, level)
+    corrected = _combined(runs, RESIDUAL, lambda a, b: a - b, strict)
     loss_met = None if loss.value is None else loss.value >= matrix.file.h1b.efficiency_loss_min
     residual_met = None if residual.low is None else residual.low > 0
     known = [met for met in (loss_met, residual_met) if met is not None]
@@ -255,6 +257,9 @@ def _association(matrix: Matrix, pair: _Pair, kept: Kept) -> Association:
         residual=residual,
         residual_met=residual_met,
         met=met,
+        residual_corrected_low=corrected.low,
+        residual_corrected_high=corrected.high,
+        residual_corrected_met=None if corrected.low is None else corrected.low > 0,
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from opprof.artifacts.decision import Estimate
 from opprof.decision.metrics import RATIOS, Ratio
 from opprof.decision.series import CleanSeries
@@ -51,10 +53,22 @@ def resample_run(
         top, bottom = series.sums[parts.numerator].sum(), series.sums[parts.denominator].sum()
         value = float(top / bottom) if bottom else math.nan
         item = Resampled(value, moving[metric], circular[metric])
-        estimates[metric] = estimate(item, level, f"no {parts.denominator} in the clean union")
+        found = estimate(item, level, f"no {parts.denominator} in the clean union")
+        estimates[metric] = msgspec.structs.replace(
+            found, bin_correlation=_bin_correlation(series, parts, value)
+        )
         if metric in keep:
             kept[metric] = item
     return estimates | _percentiles(series, rule, moving_starts), kept
+
+
+def _bin_correlation(series: CleanSeries, parts: Ratio, value: float) -> float | None:
+    """Lag-one correlation of what each bin adds to the ratio (its linearised residual)."""
+    if math.isnan(value):
+        return None
+    rest = series.sums[parts.numerator] - value * series.sums[parts.denominator]
+    spread = float((rest * rest).sum())
+    return float((rest[1:] * rest[:-1]).sum()) / spread if spread > 0 else None
 
 
 @dataclass(frozen=True)
