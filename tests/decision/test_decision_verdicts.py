@@ -378,3 +378,35 @@ def test_runs_on_different_time_scales_are_kept_and_never_meet() -> None:
     assert all(not item.evaluable and item.permutation_p is None for item in apart)
     assert "different time scales" in apart[0].reasons[0]
     assert "P09 vs P03" in decision.h1b.evidence.not_evaluable
+
+
+def test_a_red_flag_in_the_decisions_own_numbers_makes_it_invalid() -> None:
+    bound = protocol()
+    runs = facts(bound, {"P03": INVERTED, "P06": WASTEFUL}, default=QUIET)
+    series = runs[0].series
+    copies = [msgspec_replace(item, series=series) for item in runs]
+    decision = decided(bound, copies, exploratory=True)
+    assert decision.compound.outcome == "INVALID"
+    assert any("E_token_per_ms: identical in all 11 runs" in r for r in decision.compound.reasons)
+    assert decision.sanity.red_flags
+
+
+def test_sensitivities_stand_beside_and_decide_nothing() -> None:
+    bound = protocol()
+    runs = facts(bound, {"P03": INVERTED, "P06": WASTEFUL}, default=QUIET)
+    decision = decided(bound, runs)
+    for item in decision.h1a.evidence.accepted:
+        assert item.windows_p is not None
+        assert item.blocked_p is not None
+        assert 1 / 400 <= item.blocked_p <= 1
+    contrast = next(c for c in decision.h1b.evidence.contrasts if c.irregular == "P06")
+    assert contrast.association is not None
+    found = contrast.association
+    assert found.residual.low is not None
+    assert found.residual_corrected_low is not None
+    assert found.residual_corrected_low <= found.residual.low
+    correlation = decision.intervals[0].metrics["E_token_per_ms"].bin_correlation
+    assert correlation is not None
+    assert -1 <= correlation <= 1
+    assert any("Neighbouring seconds" in note for note in decision.notes)
+    assert any("some bound lay" in note for note in decision.notes)

@@ -170,3 +170,59 @@ def test_p_does_not_depend_on_which_pattern_is_first() -> None:
 def test_what_makes_no_sense_is_refused(p: list[WindowSteps], q: list[WindowSteps]) -> None:
     with pytest.raises(ValueError, match="window"):
         permutation_test(p, q, permutations=10, stream=Stream(1))
+
+
+def test_pairs_of_steps_are_exchanged_together_and_counted_by_hand() -> None:
+    from itertools import combinations
+
+    from opprof.statistics.sensitivity import blocked_p, in_pairs
+
+    rng = np.random.default_rng(5)
+    p, q = ([_random_window(rng, 4) for _ in range(2)] for _ in range(2))
+    joined = in_pairs(p[0])
+    assert joined.total_ns.tolist() == [sum(p[0].total_ns[:2]), sum(p[0].total_ns[2:])]
+    odd = WindowSteps(p[0].family_ns[:3], p[0].total_ns[:3])
+    assert in_pairs(odd).total_ns.tolist() == [sum(p[0].total_ns[:2]), p[0].total_ns[2]]
+    found = blocked_p(p, q)
+    assert found is not None
+
+    def lead(rows: list[tuple[np.ndarray, float]]) -> float:
+        return float(sum(r[0][0] - r[0][1] for r in rows) / sum(r[1] for r in rows))
+
+    tables, observed = [], 0.0
+    for mine, theirs in zip(p, q, strict=True):
+        blocks = []
+        for side in (mine, theirs):
+            for at in (0, 2):
+                rows = slice(at, at + 2)
+                blocks.append((side.family_ns[rows].sum(axis=0), float(side.total_ns[rows].sum())))
+        observed += lead(blocks[:2]) - lead(blocks[2:])
+        tables.append(
+            [
+                lead([blocks[i] for i in chosen])
+                - lead([blocks[i] for i in range(4) if i not in chosen])
+                for chosen in combinations(range(4), 2)
+            ]
+        )
+    reached = sum(abs(a + b) >= abs(observed) - 2e-12 for a in tables[0] for b in tables[1])
+    assert found[0] == pytest.approx(reached / 36)
+
+
+def _random_window(rng: np.random.Generator, steps: int) -> WindowSteps:
+    rows = rng.uniform(1, 10, (steps, 2))
+    return WindowSteps(rows, rows.sum(axis=1) + rng.uniform(0, 5, steps))
+
+
+def test_windows_as_the_only_replicates_are_welchs_test() -> None:
+    from opprof.statistics.sensitivity import windows_p
+
+    stats = pytest.importorskip("scipy.stats")
+    for p, q in (
+        ([0.10, 0.13], [-0.07, -0.02]),
+        ([0.11, 0.1], [0.1, 0.3]),
+        ([1.0, 2.0, 4.0], [0.5, 0.6]),
+    ):
+        assert windows_p(p, q) == pytest.approx(stats.ttest_ind(p, q, equal_var=False).pvalue)
+    assert windows_p([0.1], [0.2, 0.3]) is None
+    assert windows_p([0.1, 0.1], [0.1, 0.1]) == 1.0
+    assert windows_p([0.1, 0.1], [0.2, 0.2]) == 0.0

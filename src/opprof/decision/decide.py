@@ -64,11 +64,15 @@ def decide(
     comparison = _compare(matrix, provenance)
     fits = _fit(matrix)
     intervals, kept = _resample(matrix, fits, jobs, advance)
-    stops = [] if exploratory else verdicts.stop_conditions(matrix)
     tables = {v: _table(comparison, v, matrix) for v in _versions(comparison)}
     main = tables[comparison.mapping_version]
+    contrasts = _h1b_evidence(matrix, kept)
+    sanity = sanity_block(main, contrasts.contrasts, intervals)
+    # Nothing is built on data that cannot be true (protocol, "Data sanity block contract").
+    stops = [f"red flag in the decision's own numbers: {flag}" for flag in sanity.red_flags]
+    stops += [] if exploratory else verdicts.stop_conditions(matrix)
     first = verdicts.verdict_h1a(matrix, _h1a_evidence(comparison, main, matrix), stops)
-    second = verdicts.verdict_h1b(matrix, _h1b_evidence(matrix, kept), stops)
+    second = verdicts.verdict_h1b(matrix, contrasts, stops)
     simulated = any(facts.run.simulated for facts in matrix.facts.values())
     return Decision(
         schema=SCHEMA,
@@ -93,8 +97,12 @@ def decide(
         confirmations=side.confirmation_deltas(matrix),
         parallelism=side.parallelism(matrix),
         warmup_branch=side.warmup_branch(matrix),
-        notes=[*([] if stop is None else [stop]), *notes.decision_notes(matrix)],
-        sanity=sanity_block(main, second.evidence.contrasts, intervals),
+        notes=[
+            *([] if stop is None else [stop]),
+            *notes.decision_notes(matrix),
+            *notes.dependence_note(intervals),
+        ],
+        sanity=sanity,
         provenance=provenance,
         rank_spreads=[row for row in comparison.rank_spreads if row.ranks > 1],
         rankings=main.rankings,

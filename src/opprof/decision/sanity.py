@@ -16,6 +16,8 @@ _RATIOS = (
     "bucket_slack",
 )
 
+_MEASURED = ("E_token_per_ms", "step_duration_mean_ms")
+
 
 def sanity_block(
     table: TableVerdict, contrasts: Sequence[Contrast], intervals: Sequence[RunIntervals]
@@ -37,7 +39,19 @@ def sanity_block(
         for name, estimate in run.metrics.items():
             found.setdefault(name, []).append(estimate.value)
     families += [_family(name, values, signed=name in SIGNED) for name, values in found.items()]
-    return SanityBlock(families, _red_flags(families))
+    return SanityBlock(families, _red_flags(families) + _copies(families))
+
+
+def _copies(families: Sequence[SanityFamily]) -> list[str]:
+    """Flag times and rates that several runs have to the last bit: a copy, no second measurement.
+
+    Ratios of counts may well be the same (a share of misses of 0, say), sums of measured times not.
+    """
+    return [
+        f"{family.name}: identical in all {family.finite} runs"
+        for family in families
+        if family.name in _MEASURED and family.finite > 1 and family.distinct == 1
+    ]
 
 
 def _red_flags(families: Sequence[SanityFamily]) -> list[str]:
