@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 from campaign_small import small_manifests, small_protocol
+from click.testing import CliRunner
 
+from opprof.campaign import launcher
 from opprof.campaign.processes import ProcessTable
+from opprof.campaign.state import StoreJournal
 from opprof.campaign.store import CRASH_VARIABLE, Store, is_locked
 from opprof.campaign.watch import controller_state
+from opprof.cli.campaign import group
+from opprof.errors import EnvironmentFailure
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request, amend_protocol
 
@@ -187,6 +192,33 @@ def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
     assert saturation.state == "interrupted"
     assert saturation.attempt is not None
     assert all(process.exit_status is not None for process in saturation.attempt.processes)
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()
+
+
+class FullDisk(StoreJournal):
+    """A journal whose disk is full from the moment that the server is told to end."""
+
+    async def signalled(self, wall_ns: int) -> None:
+        raise EnvironmentFailure("cannot write: No space left on device")
+
+
+def test_a_full_disk_holds_up_no_ending_of_processes(site: Site, monkeypatch: Any) -> None:
+    monkeypatch.setattr(launcher, "StoreJournal", FullDisk)
+    flags = ["start", str(site.protocol), "--out", str(site.out), "--engine", "sim"]
+    flags += ["--private", str(site.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
+    flags += ["--time-scale", "0.03", "--only", "P01", "--foreground"]
+    done = CliRunner().invoke(group, flags)
+    assert done.exit_code == 1, done.output
+    assert site.left() == []
+    state, record = controller_state(site.out)
+    assert state == "failed"
+    assert record is not None
+    assert "No space left" in record.message
+    burnin = site.store.run("P01-C00-saturation-burnin")
+    assert burnin.state == "interrupted"
+    monkeypatch.undo()
     site.opprof("resume", str(site.out))
     site.wait_end()
     assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()

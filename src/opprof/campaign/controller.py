@@ -273,6 +273,9 @@ class Controller:
         names = ", ".join("+".join(lane.runs) for lane in wave.lanes)
         self._say(f"wave {wave.number} ({wave.group}): {names}")
         self._lanes = [asyncio.create_task(self._lane(lane)) for lane in wave.lanes]
+        await asyncio.wait(self._lanes, return_when=asyncio.FIRST_EXCEPTION)
+        # Here all lanes have ended, or one has failed (a full disk): nothing good can follow.
+        self._cancel_lanes()
         results = await asyncio.gather(*self._lanes, return_exceptions=True)
         self._lanes = []
         for lane in wave.lanes:

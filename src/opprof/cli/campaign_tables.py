@@ -8,13 +8,18 @@ from typing import Any
 
 import msgspec
 
-from opprof.artifacts.campaign import RunRecord, Stop
+from opprof.artifacts.campaign import Campaign, RunRecord, Stop
+from opprof.campaign.costs import Pace, run_cost
 from opprof.campaign.ledger import balance
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
+from opprof.campaign.options import options_of
+from opprof.campaign.plan import standings
 from opprof.campaign.store import Store
 from opprof.campaign.watch import controller_state
 from opprof.cli.options import print_json
+from opprof.protocol import load_protocol
+from opprof.protocol.model import ProtocolFile
 
 _WATCH_S = 1.0
 _NS = 1_000_000_000
@@ -61,6 +66,7 @@ def _facts(store: Store) -> dict[str, Any]:
         "controller": {"state": state, "record": controller},
         "stop": store.stop(),
         "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
+        "expected_left_s": _expected_left_s(store.runs(), _protocol(store), store.campaign()),
         "runs": [_run_facts(record) for record in store.runs()],
     }
 
@@ -90,7 +96,7 @@ def _renderable(store: Store) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    campaign, records = store.campaign(), store.runs()
+    campaign, records, protocol = store.campaign(), store.runs(), _protocol(store)
     state, controller = controller_state(store.folder)
     sums = balance(read_ledger(store.folder / LEDGER_NAME))
     table = Table("run", "state", "attempt", "since", "failed checks", "reason")
@@ -113,9 +119,31 @@ def _renderable(store: Store) -> Any:
     lines = [
         f"{campaign.id}{label}: {complete} of {len(records)} runs complete; controller "
         f"{state}{pid if state == 'running' else ''}",
-        f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved",
+        f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved of "
+        f"{protocol.budget.gpu_hours_max:g}",
     ]
+    left_s = _expected_left_s(records, protocol, campaign)
+    if left_s:
+        lines.append(f"still to run: about {left_s / 3600:.2f} h, one cell after the other")
     return Group(*map(escape, lines), table, *_stop_lines(store.stop()))
+
+
+def _protocol(store: Store) -> ProtocolFile:
+    protocol = load_protocol(store.protocol)
+    assert protocol is not None
+    return protocol.file
+
+
+def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign: Campaign) -> float:
+    """Return the protocol's own estimate for what can still run."""
+    pace = Pace(campaign.time_scale, options_of(campaign).limits.shutdown_timeout_s)
+    planned = [record for record in records if record.role != "colocation"]
+    open_runs = {
+        name for name, s in standings(planned).items() if s.state not in ("complete", "blocked")
+    }
+    return sum(
+        run_cost(protocol, record, pace).expected_s for record in planned if record.run in open_runs
+    )
 
 
 def _stop_lines(stop: Stop | None) -> list[str]:
