@@ -92,6 +92,7 @@ class Facts:
     client_exit: int | None = None
     client_timed_out: bool = False
     analysis_exit: int | None = None
+    scan_exit: int | None = None
     server_exit: int | None = None
     server_died: bool = False
     server_failed: bool = False

@@ -88,6 +88,18 @@ def outcome_of(
     )
 
 
+def privacy_gate(scan_exit: int | None) -> Gate:
+    """No prompt, answer or private path in what the attempt wrote, by ``opprof scan``."""
+    numbers: dict[str, Value] = {"exit_status": scan_exit}
+    if scan_exit == 0:
+        return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
+    if scan_exit == 1:
+        reason = "private text in the run: see the analysis log, which quotes none of it"
+        return Gate("privacy", "fail", reason, numbers)
+    reason = f"the scan did not run to its end (exit status {scan_exit})"
+    return Gate("privacy", "fail", reason, numbers)
+
+
 def _fault(facts: Facts, told: RunFacts) -> Fault:
     """Tell what may have the one exact rerun from what needs a reviewed amendment.
 

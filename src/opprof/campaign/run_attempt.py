@@ -251,14 +251,27 @@ class Attempt:
         has_result = (self._folder / "client" / "result.json").is_file()
         if has_result and not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
+        await self._scan()
         return checks.outcome_of(
             self._spec, self._protocol, self._facts, self._folder, self._gates()
         )
 
+    async def _scan(self) -> None:
+        """Look for the manifest's prompts in everything that the attempt wrote (hard stop 8)."""
+        spec, limits = self._spec, self._options.limits
+        command = [sys.executable, "-m", "opprof", "scan", str(self._folder)]
+        command += ["--private", spec.manifest]
+        environment = own_environment() | self._marks("analysis")
+        with _open_log(self._log("analysis")) as log:
+            child = await self._start("analysis", command, environment, log)
+        self._facts.scan_exit = await child.wait(limits.analysis_s)
+        await self._end(child, signal.SIGINT, limits.grace_s)
+
     def _gates(self) -> list[Gate]:
         """Everything that the controller itself has judged."""
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
-        return [*self._around.gates(), *self._facts.engine_gates, health]
+        privacy = checks.privacy_gate(self._facts.scan_exit)
+        return [*self._around.gates(), *self._facts.engine_gates, health, privacy]
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec
@@ -280,7 +293,8 @@ class Attempt:
         log: BinaryIO,
     ) -> Child:
         """Start a child: recorded on disk, logged, and only then let go."""
-        cpus = parse_cpus(self._spec.slot.cpus) if role != "analysis" else ()
+        # The analysis too: beside it other cells may be measured.
+        cpus = parse_cpus(self._spec.slot.cpus)
         child = await spawn(
             self._table,
             role,
