@@ -273,3 +273,51 @@ def test_the_command(campaign: Path, capsys: pytest.CaptureFixture[str]) -> None
         main(["verify", str(campaign), "--json"])
     assert done.value.code == 1
     assert json.loads(capsys.readouterr().out)["checks"][0]["subject"] == f"runs/{RUN}/late.json"
+
+
+def _judge_again(campaign: Path, protocol: str, *, accepted: bool, check: str) -> None:
+    """Give the run a failed check and a later verdict on it."""
+    run = campaign / "runs" / RUN
+    relative = f"adjudications/{protocol[:12]}/{RUN}"
+    waste = json.loads((run / "analysis" / "waste.json").read_text())
+    folder = campaign / relative
+    folder.mkdir(parents=True)
+    (folder / "adjudication.json").write_text(json.dumps({"provenance": waste["provenance"]}))
+
+    def change(state: Any) -> None:
+        state["attempts"][-1]["checks"][check]["outcome"] = "fail"
+        state["adjudications"] = [
+            {
+                "protocol_sha256": protocol,
+                "amendment": "A-P3-5",
+                "accepted": accepted,
+                "reasons": [],
+                "artefact": relative,
+            }
+        ]
+
+    edit(campaign / "state" / f"{RUN}.json", change)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "check", "outcome"),
+    [(True, "client", "pass"), (False, "client", "fail"), (True, "gpu_memory", "fail")],
+)
+def test_kept_data_may_be_judged_again_but_not_what_happened(
+    campaign: Path, accepted: bool, check: str, outcome: str
+) -> None:
+    protocol = sha256_bytes((campaign / "protocol.toml").read_bytes())
+    _judge_again(campaign, protocol, accepted=accepted, check=check)
+    assert verify(campaign).outcome == outcome
+
+
+def test_a_later_verdict_is_tied_to_the_campaigns_protocols_and_the_raw_data(
+    campaign: Path,
+) -> None:
+    _judge_again(campaign, "8" * 64, accepted=True, check="client")
+    assert [name for name, _ in failed(verify(campaign))] == ["adjudication"]
+    path = campaign / "adjudications" / ("8" * 12) / RUN / "adjudication.json"
+    edit(path, lambda v: v["provenance"]["inputs"].update({"client/timeline.json": "9" * 64}))
+    assert {name for name, _ in failed(verify(campaign))} == {"adjudication", "input"}
+    path.unlink()
+    assert {name for name, _ in failed(verify(campaign))} == {"adjudication", "artefact"}

@@ -12,6 +12,7 @@ from opprof.artifacts.campaign import Attempt, Campaign, CheckName, RunRecord
 from opprof.artifacts.provenance import CampaignProvenance, FolderProvenance
 from opprof.code_hash import HOOK_TABLES, hash_sources
 from opprof.errors import OpprofError
+from opprof.integrity.adjudicated import JUDGED_AGAIN, accepted_later, check_adjudications
 from opprof.integrity.checks import Checks
 from opprof.integrity.derived import TIMELINE, Known, check_run
 from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR
@@ -67,7 +68,9 @@ def check_campaign(checks: Checks, known: Known) -> Known:
     if campaign is not None:
         _check_binding(checks, campaign, recorded)
     records = _read_records(checks)
-    _check_states(checks, campaign, recorded, records)
+    states = _check_states(checks, campaign, recorded, records)
+    for state in states.values():
+        check_adjudications(checks, state, bound)
     for record in records.values():
         _check_folder(checks, record)
     for run in _run_folders(folder):
@@ -184,7 +187,7 @@ def _check_states(
     campaign: Campaign | None,
     recorded: CampaignProvenance,
     records: dict[str, FolderProvenance],
-) -> None:
+) -> dict[str, RunRecord]:
     """``complete`` stands only where all seven checks passed and every file was recorded."""
     states: dict[str, RunRecord] = {}
     for path in sorted((checks.root / "state").glob("*.json")):
@@ -199,6 +202,7 @@ def _check_states(
         for attempt in state.attempts:
             _check_attempt(checks, checks.subject(path), state, attempt, campaign, recorded)
     _check_unrecorded(checks, states, records)
+    return states
 
 
 def _check_complete(
@@ -212,7 +216,7 @@ def _check_complete(
         gate = attempt.checks.get(name)
         if gate is None:
             checks.add("state", subject, "fail", f"says complete without the {name} check")
-        elif gate.outcome == "fail":
+        elif gate.outcome == "fail" and not (name in JUDGED_AGAIN and accepted_later(state)):
             reason = f"says complete, but its {name} check failed: {gate.reason}"
             checks.add("state", subject, "fail", reason)
         else:
