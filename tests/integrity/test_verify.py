@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from campaign_builder import MANIFEST, RUN, build, edit
 
+from opprof.analysis.load import LoadedRun, compare_found
+from opprof.analysis.run import analyze_run
+from opprof.analysis.write import encode
 from opprof.artifacts.verification import VerifyReport
 from opprof.cli import main
 from opprof.errors import InputError
 from opprof.files import sha256_bytes
 from opprof.integrity import provenance
 from opprof.integrity.verify import verify
+from opprof.protocol.load import load_protocol, parse_protocol
 
 
 @pytest.fixture(scope="module")
@@ -321,3 +325,26 @@ def test_a_later_verdict_is_tied_to_the_campaigns_protocols_and_the_raw_data(
     assert {name for name, _ in failed(verify(campaign))} == {"adjudication", "input"}
     path.unlink()
     assert {name for name, _ in failed(verify(campaign))} == {"adjudication", "artefact"}
+
+
+def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign: Path) -> None:
+    before = load_protocol(campaign / "protocol.toml")
+    assert before is not None
+    amended = campaign.parent / "amended.toml"
+    amended.write_bytes(
+        (campaign / "protocol.toml").read_bytes().replace(b"title = ", b"title  = ", 1)
+    )
+    provenance.record_protocol(campaign, amended)
+    shutil.copy(amended, campaign / "protocol.toml")
+    shutil.copy(amended, campaign / "protocols" / "01-amended.toml")
+    protocol = parse_protocol(amended.read_bytes(), source="amended")
+    found = [LoadedRun(campaign / "runs" / RUN, analyze_run(campaign / "runs" / RUN, protocol))]
+    (campaign / "comparison.json").write_bytes(encode(compare_found(found, protocol)))
+    checks = [check for check in verify(campaign).checks if check.name != "frozen"]
+    assert checks == []
+    edit(
+        campaign / "comparison.json",
+        lambda value: value["provenance"]["inputs"].update({f"{RUN}/kernels.json": "1" * 64}),
+    )
+    checks = [check for check in verify(campaign).checks if check.name != "frozen"]
+    assert [check.reason for check in checks] == [f"its input {RUN}/kernels.json has changed"]

@@ -17,6 +17,7 @@ from opprof.integrity.checks import Checks
 from opprof.integrity.derived import (
     ANALYSIS,
     TIMELINE,
+    Again,
     Analyses,
     Known,
     check_derived,
@@ -26,6 +27,7 @@ from opprof.integrity.derived import (
     installed,
 )
 from opprof.integrity.provenance import FOLDER, INDEX
+from opprof.integrity.reanalysis import Reanalysis
 from opprof.integrity.tree import Entry, Unreadable, walk
 from opprof.integrity.verify_campaign import check_campaign
 
@@ -55,7 +57,7 @@ def verify(
         places = find([folder / name for name in ("runs", "attempts") if (folder / name).is_dir()])
         # A decision may be made again, by a later version, from the same recorded runs.
         later = replace(known, codes=known.codes | {code_sha256()}, binding=False)
-        _check_over_runs(checks, folder, later, places)
+        _check_over_runs(checks, folder, later, places, again=Reanalysis(folder))
         return checks.report("campaign", _root_hash(folder, checks))
     known = installed(protocols)
     if (folder / TIMELINE).is_file():
@@ -110,10 +112,12 @@ def _check_apart(checks: Checks, name: str, place: Path, known: Known, runs: lis
             checks.add("analysis", checks.subject(place / artefact), "fail", "is missing")
 
 
-def _check_over_runs(checks: Checks, folder: Path, known: Known, places: Analyses) -> None:
+def _check_over_runs(
+    checks: Checks, folder: Path, known: Known, places: Analyses, again: Again | None = None
+) -> None:
     for name in OVER_RUNS:
         if (folder / name).is_file():
-            check_derived(checks, folder / name, known, places=places)
+            check_derived(checks, folder / name, known, places=places, again=again)
     for page in sorted(folder.glob("*.html")):
         check_page(checks, page, known)
 
