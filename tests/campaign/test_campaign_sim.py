@@ -197,6 +197,57 @@ def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
     assert [run.state for run in site.store.runs()] == ["complete"] * 3, site.log()
 
 
+def kill_child(site: Site, run: str, role: str) -> None:
+    attempt = site.store.run(run).attempt
+    assert attempt is not None
+    (process,) = [each for each in attempt.processes if each.role == role]
+    assert ProcessTable().send(process, signal.SIGKILL)
+
+
+def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(site: Site) -> None:
+    site.start("--only", "P01")
+    site.wait_for("load", "P01-C00-saturation", "loading")
+    time.sleep(1)
+    kill_child(site, "P01-C00-saturation", "server")
+    site.wait_end()
+    stop = site.store.stop()
+    assert stop is not None, site.log()
+    assert stop.condition == 2
+    assert stop.run == "P01-C00-saturation"
+    failed = site.store.run("P01-C00-saturation")
+    assert failed.state == "failed"
+    assert failed.attempt is not None
+    assert failed.attempt.fault == "infrastructure"
+    assert site.left() == []
+    site.opprof("status", str(site.out), code=1)
+    assert "waits for review" in site.opprof("resume", str(site.out), code=2).stderr
+    site.opprof("resume", str(site.out), "--reviewed", "a test killed it")
+    site.wait_end()
+    runs = site.store.runs()
+    assert [run.state for run in runs] == ["complete"] * 3, site.log()
+    assert [a.phase for a in site.store.run("P01-C00-saturation").attempts] == [
+        "failed",
+        "complete",
+    ]
+    kept = json.loads((site.out / "stops" / "001.json").read_bytes())
+    assert kept["reviewed"] == "a test killed it"
+    assert (site.out / "attempts" / "P01-C00-saturation.1" / "server.log").is_file()
+
+
+def test_a_client_that_dies_has_its_exact_rerun(site: Site) -> None:
+    site.start("--only", "P01")
+    site.wait_for("load", "P01-C00-saturation", "loading")
+    time.sleep(0.5)
+    kill_child(site, "P01-C00-saturation", "client")
+    site.wait_end()
+    attempts = site.store.run("P01-C00-saturation").attempts
+    assert [(a.phase, a.fault) for a in attempts] == [
+        ("failed", "infrastructure"),
+        ("complete", ""),
+    ], site.log()
+    assert [run.state for run in site.store.runs()] == ["complete"] * 3
+
+
 class FullDisk(StoreJournal):
     """A journal whose disk is full from the moment that the server is told to end."""
 
