@@ -13,6 +13,7 @@ def show_lines(protocol: Protocol, numbers: Design, order: list[tuple[str, str]]
         _matrix(protocol),
         _arithmetic(protocol, numbers),
         _gates(protocol),
+        _stops(protocol),
         _order(order),
         _amendments(protocol),
     ]
@@ -74,13 +75,57 @@ def _arithmetic(protocol: Protocol, numbers: Design) -> list[str]:
         f"clean seconds       {numbers.clean_s_per_run:g} a run "
         f"({timeline.clean_segments} x {timeline.clean_segment_s:g})",
         f"one primary run     {numbers.primary_run_s:g} s",
-        f"wall, one at a time {numbers.wall_hours:.1f} h ({numbers.wall_hours:.3f}; "
-        f"estimate frozen at {budget.wall_hours_estimate:g})",
-        f"GPU time            {numbers.gpu_hours:.1f} GPU-hours ({numbers.gpu_hours:.3f}; "
-        f"estimate frozen at {budget.gpu_hours_estimate:g})",
+        f"one confirmation    {budget.confirmation_s:g} s; one burn-in {numbers.burnin_run_s:g} s",
+        f"wall, one at a time about {budget.wall_hours_estimate:g} h "
+        f"({numbers.wall_hours:.3f} computed)",
+        *_parallel(protocol),
+        f"GPU time            about {budget.gpu_hours_estimate:g} GPU-hours "
+        f"({numbers.gpu_hours:.3f} computed)",
         f"budget              {budget.gpu_hours_max:g} GPU-hours, "
         f"{budget.gpu_hours_used:g} used before",
+        f"disk                public at most {_gigabytes(budget.public_bytes_max)}"
+        f"{_expected_size(protocol)}, private {_gigabytes(budget.private_bytes_max)}, "
+        f"free at least {_gigabytes(budget.free_space_bytes_min)}",
+        f"drain budgets       {_drains(protocol)}",
     ]
+
+
+def _parallel(protocol: Protocol) -> list[str]:
+    hours = protocol.file.budget.parallel_wall_hours_estimate
+    if hours is None:
+        return []
+    gpus = protocol.file.placement.gpus
+    return [f"wall, {gpus} at a time about {hours[0]:g} to {hours[1]:g} h"]
+
+
+def _expected_size(protocol: Protocol) -> str:
+    size = protocol.file.budget.public_bytes_estimate
+    return "" if size is None else f" ({_gigabytes(size)} expected)"
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:g} GB"
+
+
+def _drains(protocol: Protocol) -> str:
+    classes: dict[float, list[str]] = {}
+    for row in protocol.file.patterns:
+        classes.setdefault(row.drain_budget_s, []).append(row.id)
+    return "; ".join(f"{seconds:g} s {' '.join(ids)}" for seconds, ids in sorted(classes.items()))
+
+
+def _stops(protocol: Protocol) -> list[str]:
+    gates = protocol.file.gates
+    shares = (
+        f"  quarantined drains above {gates.drain_quarantine_share_max:.0%} or clean-window "
+        f"failures above {gates.clean_failure_share_max:.0%} of the measured runs"
+    )
+    rows = ["the matrix stops for review at", shares]
+    for row in protocol.file.stops:
+        rows.append(f"  {row.number}. {row.text}")
+        if row.superseded:
+            rows.append(f"     {row.superseded}")
+    return rows
 
 
 def _gates(protocol: Protocol) -> list[str]:
@@ -103,4 +148,8 @@ def _amendments(protocol: Protocol) -> list[str]:
     rows = ["amendments (later takes precedence)"]
     for amendment in protocol.file.amendments:
         rows.append(f"  {amendment.date} {amendment.id} - {amendment.title}: {amendment.summary}")
+        if amendment.supersedes:
+            rows.append(f"    supersedes {'; '.join(amendment.supersedes)}")
+        if amendment.reason:
+            rows.append(f"    reason: {amendment.reason}")
     return rows

@@ -44,6 +44,8 @@ class Colocation(Table, frozen=True):
     top_families: PositiveInt
     throughput_error_max: NonNegative
     share_error_max: NonNegative
+    profile_windows: PositiveInt | None = None
+    """Windows of a target's moderate run; they are no cells of the matrix."""
 
 
 class Placement(Table, frozen=True):
@@ -68,6 +70,28 @@ class Budget(Table, frozen=True):
     public_bytes_max: PositiveInt
     private_bytes_max: PositiveInt
     free_space_bytes_min: CountInt
+    parallel_wall_hours_estimate: tuple[NonNegative, NonNegative] | None = None
+    """Expected wall time of the matrix at full width, from and to (A-P3-1)."""
+    public_bytes_estimate: PositiveInt | None = None
+    """Expected size of the public artefacts; the stop is ``public_bytes_max``."""
+
+
+class StopCondition(Table, frozen=True):
+    """One of the conditions at which the matrix stands still until somebody has looked."""
+
+    number: PositiveInt
+    text: str
+    superseded: str = ""
+    """The part of the text that an amendment took away or changed, and which."""
+
+
+class Reruns(Table, frozen=True):
+    """What may be repeated exactly, once; every attempt stays in the report."""
+
+    infrastructure_max: CountInt
+    """Reruns of a run after an infrastructure or profile-artefact failure."""
+    unrepresentative_max: CountInt
+    """Reruns of a load point whose profiler windows were not representative."""
 
 
 class Expected(Table, frozen=True):
@@ -115,6 +139,8 @@ class Amendment(Table, frozen=True):
     rejudge: bool = False
     """Completed runs are judged again from their kept raw data; nothing is rerun."""
     values: list[AmendedValue] = field(default_factory=list)
+    supersedes: list[str] = field(default_factory=list)
+    """Clauses, amendments (id and title) that this one replaces where they disagree."""
 
 
 class PartialMatrix(Table, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from opprof.artifacts.kernels import FAMILIES
+from opprof.protocol.check_commands import check_commands, variables_of
 from opprof.protocol.design import cells, design
 from opprof.protocol.model import ProtocolFile
 
@@ -26,6 +27,8 @@ def check_protocol(protocol: ProtocolFile) -> list[str]:
         *_references(protocol),
         *_domains(protocol),
         *_status(protocol),
+        *_stops(protocol),
+        *check_commands(protocol),
     ]
     if problems:
         # Arithmetic over dangling references would only repeat the complaint.
@@ -116,7 +119,7 @@ def _domains(protocol: ProtocolFile) -> list[str]:
         if a not in irregular
     ]
     undeclared = sorted(
-        {name for row in protocol.patterns for name in _variables(row.manifest)}
+        {name for row in protocol.patterns for name in variables_of(row.manifest)}
         - set(protocol.variables)
     )
     return problems + [f"variables: ${{{name}}} is used but not declared" for name in undeclared]
@@ -134,8 +137,11 @@ def _status(protocol: ProtocolFile) -> list[str]:
     ]
 
 
-def _variables(text: str) -> list[str]:
-    return [part.split("}", 1)[0] for part in text.split("${")[1:]]
+def _stops(protocol: ProtocolFile) -> list[str]:
+    numbers = [row.number for row in protocol.stops]
+    if numbers == list(range(1, len(numbers) + 1)):
+        return []
+    return [f"stops.number: {numbers} does not count from 1"]
 
 
 def _arithmetic(protocol: ProtocolFile) -> list[str]:

@@ -32,7 +32,7 @@ Kind = Literal[
 what follows from the runs that count. ``campaign``: order, places and costs, none of the results.
 ``text``: nothing. ``record``: history of the file itself."""
 
-_ROW_KEYS = {"patterns": "id", "configs": "id", "open_decisions": "number"}
+_ROW_KEYS = {"patterns": "id", "configs": "id", "open_decisions": "number", "stops": "number"}
 _KINDS: Mapping[str, Kind] = {
     "schema": "record",
     "id": "text",
@@ -68,6 +68,8 @@ _KINDS: Mapping[str, Kind] = {
     "placement": "campaign",
     "budget": "campaign",
     "expected": "campaign",
+    "stops": "campaign",
+    "reruns": "campaign",
     "amendments": "record",
     "open_decisions": "record",
     "freeze": "record",
@@ -79,6 +81,7 @@ _FIELD_KINDS: Mapping[tuple[str, str], Kind] = {
     ("layer2", "wait_iterations"): "design",
     ("layer2", "warmup_iterations"): "design",
     ("layer2", "active_iterations"): "design",
+    ("server", "shutdown_timeout_s"): "campaign",
     ("load", "primary_load_point"): "threshold",
     ("load", "primary_config"): "threshold",
 }

@@ -4,9 +4,10 @@ Source: the Phase 3 protocol with its amendments. No field that decides anything
 a protocol that leaves a threshold out is refused, never completed from code.
 
 Format history
-    schema 1    first. Added since, all optional: ``[freeze]``, an amendment's reason, values and
-                predecessor, who approved a decision; ``amendments`` and ``open_decisions`` may be
-                left out.
+    schema 1    first. Added since, all optional: ``[freeze]``, ``[[stops]]``, ``[reruns]``,
+                the server's environment and shutdown timeout, an amendment's reason, values,
+                predecessor and what it supersedes, who approved a decision, expected wall time at
+                full width and public size; ``amendments`` and ``open_decisions`` may be left out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from opprof.protocol.campaign_tables import (
     OpenDecision,
     PartialMatrix,
     Placement,
+    Reruns,
+    StopCondition,
 )
 
 __all__ = [
@@ -69,9 +72,11 @@ __all__ = [
     "ProtocolFile",
     "Ranking",
     "RepresentativenessRule",
+    "Reruns",
     "Seeds",
     "Server",
     "Statistics",
+    "StopCondition",
     "TimelinePlan",
     "WasteRule",
     "Workload",
@@ -150,11 +155,19 @@ class Config(Table, frozen=True):
 
 
 class Server(Table, frozen=True):
-    """The common server command and its fixed settings."""
+    """The common server command and its fixed settings.
+
+    ``command`` and ``environment`` are templates: ``check_commands.RUN_VARIABLES`` are filled for
+    each run, the others by the site. Flags of the configuration, address, port and
+    ``--shutdown-timeout`` are added by the campaign.
+    """
 
     chunked_prefill: bool
     prefix_caching: bool
     command: str
+    environment: dict[str, str] = field(default_factory=dict)
+    shutdown_timeout_s: Positive | None = None
+    """A-P3-5: positive, so that SIGTERM drains the engine; None leaves it to the campaign."""
 
 
 class Cells(Table, frozen=True):
@@ -382,4 +395,6 @@ class ProtocolFile(Table, frozen=True):
     colocation: Colocation | None = None
     private_source: PrivateSource | None = None
     partial_matrix: PartialMatrix | None = None
+    stops: list[StopCondition] = field(default_factory=list)
+    reruns: Reruns | None = None
     freeze: Freeze | None = None
