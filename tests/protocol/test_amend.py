@@ -92,7 +92,7 @@ def value_at(protocol: Protocol, key: str) -> Any:
 
 
 # A failing chain is not shrunk: every example parses the file a dozen times.
-@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_the_difference_is_exactly_what_was_set(base: Protocol, data: st.DataObject) -> None:
     chain = [base]
@@ -114,7 +114,7 @@ def test_the_difference_is_exactly_what_was_set(base: Protocol, data: st.DataObj
         assert undo_amendment(after.data, before.sha256) == before.data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_any_changed_byte_of_a_chain_is_found(twice: Protocol, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(twice.data) - 1))

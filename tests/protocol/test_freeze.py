@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from opprof.cli import main
@@ -65,7 +65,8 @@ def test_a_frozen_protocol_says_what_its_draft_says(made: Protocol) -> None:
     assert [line for line in made.data.decode().splitlines() if line.startswith("#")] == kept
 
 
-@settings(max_examples=20, deadline=None)
+# A failing draft is not shrunk: every example parses the file several times.
+@settings(max_examples=5, deadline=None, phases=[Phase.generate])
 @given(
     numbers=st.sets(st.integers(1, 6)),
     closed=st.sets(st.integers(1, 6)),
@@ -78,7 +79,9 @@ def test_freezing_changes_nothing_but_status_approvals_and_its_table(
 ) -> None:
     text = OPEN
     for number in closed:
-        text = text.replace(f"number = {number}\n", f'number = {number}\napproved = "2026-01-02"\n')
+        row = f"number = {number}\nblocking"
+        assert text.count(row) == 1
+        text = text.replace(row, f'approved = "2026-01-02"\n{row}')
     text = text if newline else text.removesuffix("\n")
     draft = protocol(text.replace("\n", "\r\n") if returns else text)
     chosen = dict.fromkeys(numbers - closed, "2026-03-04")
@@ -170,7 +173,7 @@ def test_a_layout_that_could_not_be_undone_is_refused() -> None:
         freeze_protocol(protocol(text), Approvals({1: DATE}), date=DATE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_any_changed_byte_is_found(made: Protocol, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(made.data) - 1))

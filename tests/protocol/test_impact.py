@@ -53,7 +53,7 @@ def amended(base: Protocol, *pairs: tuple[str, str], rejudge: bool = False) -> P
     ("key", "value", "touched", "rejudgeable"),
     [
         ("patterns.P10.drain_budget_s", "700", [P10, P10_C10, CONFIRMATION], True),
-        ("patterns.P10.arrival", "burst:8", [P10, P10_C10, CONFIRMATION], False),
+        ("patterns.P10.output", "fixed:64", [P10, P10_C10, CONFIRMATION], False),
         ("patterns.P02.warmup_rule", "completions_or_stabilized", [], True),
         ("configs.C10.max_num_seqs", "128", [P10_C10, BURNIN], False),
         ("configs.C10.purpose", "x", [], False),
@@ -115,10 +115,10 @@ def test_cells_that_came_or_went_are_touched(base: Protocol) -> None:
 
 
 def test_an_amendment_of_cells_not_yet_run_is_taken(base: Protocol) -> None:
-    new = amended(base, ("patterns.P10.arrival", "burst:8"))
+    new = amended(base, ("patterns.P10.output", "fixed:64"))
     assert check_amendment(base, new, [P01, P01_SATURATION, BURNIN]) == []
     assert check_amendment(base, new, [P01, P10]) == [
-        "patterns.P10.arrival touches P10-C01-saturation, which has begun, and kept data cannot "
+        "patterns.P10.output touches P10-C01-saturation, which has begun, and kept data cannot "
         "answer it"
     ]
 
