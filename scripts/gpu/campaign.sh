@@ -47,7 +47,7 @@ import sys; sys.path.insert(0, 'scripts')
 from pathlib import Path; from vllm_cpu_server import plugin_path
 print(plugin_path(Path('$work/plugin')))")
     opprof campaign start "$work/frozen.toml" --out "$work/campaign" --engine vllm --python "$(command -v python3)" \
-      --private "$work/private" --var MODEL="$model" --time-scale "$scale" --serial \
+      --private "$work/private" --var MODEL="$model" --time-scale "$scale" --serial ${ONLY:+--only "$ONLY"} \
       --engine-env PYTHONPATH="$plugin:$site" --engine-env HF_HUB_OFFLINE=1 --engine-env VLLM_NO_USAGE_STATS=1 \
       --engine-env VLLM_USE_FLASHINFER_SAMPLER=0
     watch "$2"
