@@ -124,6 +124,16 @@ def test_one_controller_a_campaign(tmp_path: Path) -> None:
     assert not is_locked(tmp_path)
 
 
+def test_a_deleted_lock_is_lost_even_when_there_is_a_new_one(tmp_path: Path) -> None:
+    with campaign_lock(tmp_path) as holds_lock:
+        assert holds_lock()
+        (tmp_path / "controller.lock").rename(tmp_path / "old")
+        assert not holds_lock()
+        with campaign_lock(tmp_path) as other:
+            assert other()
+            assert not holds_lock()
+
+
 def test_a_folder_without_a_campaign_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no campaign folder"):
         store(tmp_path).campaign()

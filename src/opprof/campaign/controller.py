@@ -34,7 +34,7 @@ from opprof.campaign.naming import run_name
 from opprof.campaign.options import Options, Sources, options_of
 from opprof.campaign.site import SiteFacts
 from opprof.campaign.stops import NAMES, judge_matrix
-from opprof.campaign.store import Store, lock_is_ours
+from opprof.campaign.store import Store
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
 from opprof.errors import EnvironmentFailure
 from opprof.host.ports import Host
@@ -70,13 +70,14 @@ class Controller:
         record: ControllerRecord,
         site: SiteFacts,
         *,
+        holds_lock: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
         self._store, self._binding, self._sources = store, binding, sources
         self._campaign: Campaign = store.campaign()
         self._options: Options = options_of(self._campaign)
         self._ledger, self._host, self._hosts = ledger, host, hosts
-        self._record, self._say = record, say
+        self._record, self._holds_lock, self._say = record, holds_lock, say
         self._ending = Ending()
         self._where: Where | None = None
         """What may be used now; None before it is authorised."""
@@ -131,7 +132,7 @@ class Controller:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(self._options.limits.heartbeat_s)
-            if not lock_is_ours(self._store.folder):
+            if not self._holds_lock():
                 self._ending.failure = "the lock file is gone: another controller could start"
                 self._cancel_lanes()
                 return

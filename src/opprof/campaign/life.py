@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -44,6 +44,7 @@ class Life:
     folder: Path
     sources: Sources
     ready_descriptor: int | None
+    holds_lock: Callable[[], bool] = lambda: True
 
 
 def live(life: Life) -> int:
@@ -55,8 +56,8 @@ def live(life: Life) -> int:
     store = Store(life.folder, wall_ns=time.time_ns)
     try:
         campaign = store.campaign()
-        with campaign_lock(life.folder):
-            return _owning(life, store, campaign)
+        with campaign_lock(life.folder) as holds_lock:
+            return _owning(replace(life, holds_lock=holds_lock), store, campaign)
     except OpprofError as error:
         say(f"error [{error.code}] {error}")
         report_ready(life.ready_descriptor, f"{error.code} {error}")
@@ -127,6 +128,7 @@ async def _run(
         ledger,
         record,
         look_up(store, campaign, options, host),
+        holds_lock=life.holds_lock,
         say=say,
     )
     ending = await controller.run()

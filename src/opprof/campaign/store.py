@@ -224,8 +224,11 @@ def _last(record: RunRecord) -> Attempt:
 
 
 @contextmanager
-def campaign_lock(folder: Path) -> Iterator[None]:
+def campaign_lock(folder: Path) -> Iterator[Callable[[], bool]]:
     """Own the campaign while the block runs; the kernel releases it with the process.
+
+    Yields a question: is the lock file still the one that is held? Where somebody deleted it,
+    another controller could lock a new one.
 
     Raises:
         StateConflict: another controller owns it.
@@ -237,9 +240,18 @@ def campaign_lock(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             reason = "a controller owns this campaign already (`opprof campaign status`)"
             raise StateConflict(reason, path=folder) from error
-        yield
+        yield lambda: _is_same_file(descriptor, folder / "controller.lock")
     finally:
         os.close(descriptor)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    held = os.fstat(descriptor)
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
 
 def is_locked(folder: Path) -> bool:
@@ -249,11 +261,6 @@ def is_locked(folder: Path) -> bool:
             return False
     except StateConflict:
         return True
-
-
-def lock_is_ours(folder: Path) -> bool:
-    """Tell whether the lock file is still the one that was opened: it may have been deleted."""
-    return (folder / "controller.lock").is_file()
 
 
 def free_bytes(folder: Path) -> int:
