@@ -47,7 +47,8 @@ def test_what_is_public_scans_clean(manifest: Path, folder: str) -> None:
 
 @pytest.mark.shared
 def test_the_real_runs_scan_clean(manifest: Path) -> None:
-    runs = ROOT.parent / "shared" / "h200-runs"
+    folders = (ROOT.parent / "shared", ROOT.parents[1] / "shared")
+    runs = next((f / "h200-runs" for f in folders if f.is_dir()), ROOT / "none")
     if not runs.is_dir():
         pytest.skip("no shared runs here")
     assert scan(runs / "P03-C00-moderate", manifest).findings == []
@@ -87,6 +88,8 @@ def test_recorded_sources_of_this_program_scan_clean_and_altered_ones_do_not(
         "content: b'raw'",
         '{"choices": [{"index": 0}]}',
         'text: "a"',
+        '{"Prompt": "x"}',
+        '{"generatedText": "x"}',
     ],
 )
 def test_a_key_with_a_value_is_found(tree: Path, manifest: Path, text: str) -> None:

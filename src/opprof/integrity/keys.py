@@ -50,8 +50,14 @@ FORBIDDEN_KEYS = (
     "request_body",
     "response_body",
     "response_text",
+    "generatedtext",
+    "outputtext",
+    "prompttext",
+    "prompttokenids",
+    "tokenids",
 )
-"""Request and answer bodies of OpenAI's interface, vLLM's request log and its offline outputs."""
+"""Request and answer bodies of OpenAI's interface, vLLM's request log and its offline outputs; in
+lower case, for capitals make no difference."""
 
 CHART_LABEL = b"text"
 """In a page, Plotly's labels stand under this key: there only strings of 32 characters or more,
@@ -71,6 +77,7 @@ def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> 
     ``config`` is TOML. In both only ``"key": …`` counts.
     """
     pattern = _pattern(quoted=page or config)
+    text = text.lower()
     told = -1
     for at in _candidates(text):
         if at < told:
