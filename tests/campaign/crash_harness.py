@@ -168,9 +168,10 @@ def normalised(path: Path) -> bytes:
 
 
 def stripped(value: Any) -> Any:
-    """Return the value without provenance and anything that names inputs by hash."""
+    """Return the value without provenance, hashes of inputs and wall times."""
     if isinstance(value, dict):
-        return {k: stripped(v) for k, v in value.items() if k not in ("provenance", "inputs")}
+        left_out = ("provenance", "inputs", "signal_wall_ns")
+        return {k: stripped(v) for k, v in value.items() if k not in left_out}
     if isinstance(value, list):
         return [stripped(item) for item in value]
     return value

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra: `make ray`")
 
 from campaign_small import small_manifests, small_protocol
+from crash_harness import digest
 from ray_nodes import (
     LocalCluster,
     free_port,
@@ -46,9 +47,21 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
-    small_protocol(folder / "small.toml")
+    # In virtual time every second has its full number of requests.
+    short = {"warmup_s": "4", "clean_segment_s": "4", "recovery_s": "4"}
+    small_protocol(folder / "small.toml", changes=short)
     small_manifests(folder / "private")
     return folder
+
+
+@pytest.fixture(scope="module")
+def local(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The campaign as this host alone runs it."""
+    site = Site(sources, tmp_path_factory.mktemp("local") / "campaign", "--serial")
+    site.start()
+    site.wait_end()
+    assert {run.state for run in site.runs} == {"complete"}, site.log()
+    return site
 
 
 class Site:
@@ -71,7 +84,7 @@ class Site:
 
     def start(self, code: int = 0) -> str:
         command = ["start", str(self.sources / "small.toml"), "--out", str(self.out)]
-        command += ["--engine", "sim", "--time-scale", "0.03", "--var", "MODEL=tiny"]
+        command += ["--engine", "sim", "--virtual", "--var", "MODEL=tiny"]
         command += ["--private", str(self.sources / "private"), "--no-cpu-masks"]
         return self.opprof(*command, *self.flags, code=code)
 
@@ -145,16 +158,15 @@ def holding(folder: Path, text: str) -> set[str]:
 
 
 def test_two_nodes_give_what_one_host_gives(
-    cluster: LocalCluster, sources: Path, tmp_path: Path
+    cluster: LocalCluster, sources: Path, local: Site, tmp_path: Path
 ) -> None:
-    local = Site(sources, tmp_path / "local" / "campaign", "--gpus", "0")
-    spread = Site(sources, tmp_path / "ray" / "campaign", *on_ray(cluster, "--ray-ship"))
-    for site in (local, spread):
-        site.out.parent.mkdir()
-        site.start()
-        site.wait_end()
-        assert {run.state for run in site.runs} == {"complete"}, site.log()
-        assert not site.left()
+    spread = Site(sources, tmp_path / "campaign", *on_ray(cluster, "--ray-ship"))
+    spread.start()
+    spread.wait_end()
+    assert {run.state for run in spread.runs} == {"complete"}, spread.log()
+    assert not spread.left()
+    # Virtual time: client files, step streams and traces have the same bytes.
+    assert digest(spread.out) == digest(local.out)
     at = str(local.out), str(spread.out)
     for one, two in zip(local.runs, spread.runs, strict=True):
         mine, theirs = story(one), story(two)
@@ -170,7 +182,7 @@ def test_two_nodes_give_what_one_host_gives(
 
 
 def test_a_lost_nodes_run_restarts_on_the_other(
-    cluster: LocalCluster, sources: Path, tmp_path: Path
+    cluster: LocalCluster, sources: Path, local: Site, tmp_path: Path
 ) -> None:
     gamma = cluster.add("gamma")
     nodes = on_ray(cluster, "--ray-node", "alpha", "--ray-node", "gamma")
@@ -201,11 +213,18 @@ def test_a_lost_nodes_run_restarts_on_the_other(
     assert first.folder == f"attempts/{lost.run}.1"
     others = [run for run in site.runs if run.run != lost.run]
     assert [len(run.attempts) for run in others] == [1] * len(others)
+    assert digest(site.out) == digest(local.out)
     assert not site.left()
 
 
+def of_cell(hashes: dict[str, str], cell: str) -> dict[str, str]:
+    found = {name: value for name, value in hashes.items() if name.startswith(cell)}
+    assert found
+    return found
+
+
 def test_a_killed_controller_is_resumed_over_ray(
-    cluster: LocalCluster, sources: Path, tmp_path: Path
+    cluster: LocalCluster, sources: Path, local: Site, tmp_path: Path
 ) -> None:
     site = Site(sources, tmp_path / "campaign", *on_ray(cluster, "--ray-ship", "--only", "P01/C00"))
     site.start()
@@ -226,6 +245,7 @@ def test_a_killed_controller_is_resumed_over_ray(
     assert (first.phase, first.fault) == ("interrupted", "interrupted")
     # What the node held when its controller died was brought home by the next one.
     assert (site.out / "attempts" / f"{run}.1" / "server.log").is_file()
+    assert of_cell(digest(site.out), "P01-C00-") == of_cell(digest(local.out), "P01-C00-")
     assert not site.left()
 
 
