@@ -59,7 +59,7 @@ def call(port: int, method: str, path: str, body: Any = None) -> tuple[int, byte
 
 
 def wait_for_running(port: int, count: int) -> None:
-    wanted = f'vllm:num_requests_running{{model_name="m",engine="0"}} {count}\n'
+    wanted = f'vllm:num_requests_running{{model_name="m",engine="0",simulated="true"}} {count}\n'
     for _ in range(200):
         if wanted in call(port, "GET", "/metrics")[1].decode():
             return
@@ -108,7 +108,7 @@ def test_routes_streams_profile_and_drain(tmp_path: Path) -> None:
         assert call(port, "POST", "/stop_profile")[0] == 200
         assert len(list((tmp_path / "raw").iterdir())) == 1
         metrics = call(port, "GET", "/metrics")[1].decode()
-        assert 'vllm:prompt_tokens_total{model_name="m",engine="0"} 300' in metrics
+        assert 'vllm:prompt_tokens_total{model_name="m",engine="0",simulated="true"} 300' in metrics
         assert "vllm:kv_cache_usage_perc" in metrics and "SIMULATED" in metrics
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as running:
             running.request("POST", "/v1/completions", json.dumps({**body, "max_tokens": 500}))
@@ -120,6 +120,57 @@ def test_routes_streams_profile_and_drain(tmp_path: Path) -> None:
     path = tmp_path / "opprof" / "engine-0.jsonl"
     last = msgspec.json.decode(path.read_bytes().splitlines()[-1], type=Line)
     assert isinstance(last, Footer) and last.open_steps == 0
+
+
+def test_the_specifications_command_line_starts_and_odd_requests_are_vllms_errors(
+    tmp_path: Path,
+) -> None:
+    profiler = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(tmp_path / "raw"),
+        "torch_profiler_with_stack": True,
+        "torch_profiler_record_shapes": True,
+        "torch_profiler_use_gzip": True,
+        "ignore_frontend": True,
+        "wait_iterations": 0,
+        "warmup_iterations": 2,
+        "active_iterations": 8,
+    }
+    flags = ["--tensor-parallel-size", "1", "--enable-chunked-prefill", "--enable-prefix-caching"]
+    with serving(tmp_path, *flags, "--profiler-config", json.dumps(profiler)) as (port, _):
+
+        def complete(**body: Any) -> tuple[int, Any]:
+            status, data = call(port, "POST", "/v1/completions", {"model": "m", **body})
+            return status, json.loads(data)
+
+        status, answer = complete(prompt=["one text in a list"], max_tokens=2)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 2
+        assert complete(prompt=[[5, 6, 7]], max_tokens=1)[1]["usage"]["prompt_tokens"] == 3
+        for odd in (
+            {"prompt": ["a", "b"]},
+            {"prompt": [1], "n": 2},
+            {"prompt": [1], "logprobs": 1},
+            {"prompt": [1], "echo": True},
+            {"prompt": [1], "max_tokens": "two"},
+            {"prompt": [1] * 40960, "max_tokens": 1},
+            {"prompt": {}},
+        ):
+            status, answer = complete(**odd)
+            assert (status, answer["error"]["type"]) == (400, "BadRequestError"), odd
+        status, answer = complete(model="other", prompt=[1])
+        assert (status, answer["error"]["type"]) == (404, "NotFoundError")
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {"prompt": [1], "max_tokens": 3, "stream": True, "stream_options": options}
+        streamed = events(call(port, "POST", "/v1/completions", {"model": "m", **body})[1])
+        assert [each["usage"]["completion_tokens"] for each in streamed if each["usage"]] == [
+            1,
+            2,
+            3,
+        ]
+        # As the plugin's hook: a stop without a start, or without a trace, is an error.
+        assert call(port, "POST", "/stop_profile")[0] == 500
+        assert call(port, "POST", "/start_profile")[0] == 200
+        assert call(port, "POST", "/stop_profile")[0] == 500
 
 
 def test_a_client_that_leaves_is_aborted_and_timeout_zero_kills(tmp_path: Path) -> None:

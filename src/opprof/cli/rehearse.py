@@ -14,7 +14,12 @@ import click
 from opprof.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
-    from opprof.artifacts.rehearsal import Rate, Rehearsal
+    from rich.console import Console
+
+    from opprof.artifacts.rehearsal import GateRow, Rate, Rehearsal
+
+_ALWAYS = ("representativeness", "recovery", "classifiable")
+"""Gates that are shown even where they never fail: they decide whether a design can pass."""
 
 
 @click.command("rehearse")
@@ -149,8 +154,12 @@ def _print(report: Rehearsal, repeats_reason: str | None) -> None:
     gates = Table(
         "gate", "takes away", "judged", "failed", "under no effect", "first failure", title="Gates"
     )
+    quiet = []
     for gate in report.gates:
-        if gate.failed.count or (gate.no_effect is not None and gate.no_effect.count):
+        no_effect = 0 if gate.no_effect is None else gate.no_effect.count
+        if not (gate.failed.count or no_effect or gate.gate in _ALWAYS):
+            quiet.append(gate)
+        else:
             gates.add_row(
                 gate.gate,
                 gate.reach,
@@ -159,14 +168,13 @@ def _print(report: Rehearsal, repeats_reason: str | None) -> None:
                 "-" if gate.no_effect is None else _rate(gate.no_effect),
                 gate.example,
             )
-    sound = sum(gate.judged > 0 and not gate.failed.count for gate in report.gates)
     tests = Table("test", "threshold", "resolution", "", title="Resolution (80 % power)")
     for row in report.resolution:
         shown = "unknown" if row.resolution is None else f"{row.resolution:.3f}"
         tests.add_row(row.test, f"{row.threshold:g}", shown, row.reason)
     for table in (runs, gates):
         console.print(table)
-    console.print(f"{sound} gates passed wherever they were judged")
+    _print_quiet(console, quiet)
     if report.resolution:
         console.print(tests)
     for name, verdict in report.verdicts.items():
@@ -178,11 +186,21 @@ def _print(report: Rehearsal, repeats_reason: str | None) -> None:
         console.print(f"expectation missed: {line}", markup=False)
 
 
-def _print_repeats(console: object, report: Rehearsal, reason: str | None) -> None:
-    from rich.console import Console
+def _print_quiet(console: Console, gates: list[GateRow]) -> None:
+    """Gates that never failed, with how often they may still fail when nothing is planted."""
+    groups: dict[int, list[GateRow]] = {}
+    for gate in gates:
+        groups.setdefault(0 if gate.no_effect is None else gate.no_effect.trials, []).append(gate)
+    for trials, rows in sorted(groups.items(), reverse=True):
+        high = rows[0].no_effect.high if rows[0].no_effect is not None else None
+        known = "never judged" if high is None else f"judged {trials} times: at most {high:.0%}"
+        names = ", ".join(row.gate for row in rows)
+        console.print(f"no failure, under no effect {known} (95 %): {names}", markup=False)
+
+
+def _print_repeats(console: Console, report: Rehearsal, reason: str | None) -> None:
     from rich.table import Table
 
-    assert isinstance(console, Console)
     if reason is not None:
         console.print(f"no repeats: {reason}", markup=False)
     repeats = report.repeats

@@ -31,10 +31,11 @@ from opprof.files import read_bytes
 from opprof.protocol import Protocol
 from opprof.protocol.design import design
 from opprof.rehearsal.campaign import CampaignReport, rehearse_campaign
+from opprof.rehearsal.colocation import colocation_gates
 from opprof.rehearsal.repeats import rate, repeat_design
 from opprof.rehearsal.resolution import resolutions
 from opprof.rehearsal.sanity import with_sanity
-from opprof.rehearsal.truth import Expectation, SameShares, Truth
+from opprof.rehearsal.truth import Expectation, Truth, without_effects
 
 _LIMIT_BYTES = 64 << 20
 
@@ -84,6 +85,11 @@ def rehearse(
         )
         advance(f"decided: {decision.compound.outcome}")
     gates = _all_gates(found, folders)
+    null_found, null_gates = found, gates
+    null_truth = without_effects(truth)
+    if null_truth is not None:
+        null_found, null_gates = _no_effect(protocol, data, null_truth, out, seed, jobs, advance)
+        gates += colocation_gates(protocol, truth, null_found, found)
     repeated: Repeats | None = None
     reason: str | None = None
     if repeats:
@@ -100,15 +106,32 @@ def rehearse(
         cost=_cost(protocol, campaign),
         runs=_rows(campaign),
         skipped=[SkippedRunRow(_name(item), item.reason) for item in campaign.skipped],
-        gates=_gate_rows(gates, found, truth),
+        gates=_gate_rows(gates, null_gates, null_found),
         resolution=[] if decision is None else resolutions(decision, facts, protocol),
         verdicts={} if decision is None else _verdicts(decision),
-        expectation_missed=_missed(truth.file.expect, decision, gates),
+        expectation_missed=_missed(truth.file.expect, decision, gates, campaign),
         repeats=repeated,
         code_version=__version__,
         code_sha256=code_sha256(),
     )
     return Rehearsed(with_sanity(report), decision, reason)
+
+
+def _no_effect(
+    protocol: Protocol,
+    data: bytes,
+    truth: Truth,
+    out: Path,
+    seed: int,
+    jobs: int,
+    advance: Callable[[str], None],
+) -> tuple[list[LoadedRun], list[Gate]]:
+    """Rehearse the same campaign with nothing planted: what its gates do under no effect."""
+    campaign = rehearse_campaign(protocol, data, truth, out / "no-effect", seed=seed, jobs=jobs)
+    folders = [run.folder for run in campaign.runs]
+    found = load_runs(folders, protocol, jobs=jobs) if folders else []
+    advance(f"{len(found)} runs without the planted effects analysed, for the gates' own rates")
+    return found, _all_gates(found, folders)
 
 
 def _repeats(
@@ -197,15 +220,20 @@ def _all_gates(found: Sequence[LoadedRun], folders: Sequence[Path]) -> list[Gate
     return gates
 
 
-def _gate_rows(gates: Sequence[Gate], found: Sequence[LoadedRun], truth: Truth) -> list[GateRow]:
-    """Count every gate; the label that everything is simulated fails by design and is left out."""
+def _gate_rows(
+    gates: Sequence[Gate], null_gates: Sequence[Gate], null_found: Sequence[LoadedRun]
+) -> list[GateRow]:
+    """Count every gate, as rehearsed and under no effect.
+
+    The label that everything is simulated fails by design and is left out. Representativeness is
+    drawn many times under no effect by the analysis itself, so its rate is far better known.
+    """
     null_rates = [
         item.analysis.kernels.representativeness.null_rate
-        for item in found
+        for item in null_found
         if item.analysis.kernels.representativeness is not None
     ]
     drawn = [item for item in null_rates if item is not None]
-    planted = any(not isinstance(effect, SameShares) for effect in truth.file.effects)
     rows = []
     for name in dict.fromkeys(gate.name for gate in gates):
         if name == "simulated":
@@ -214,7 +242,11 @@ def _gate_rows(gates: Sequence[Gate], found: Sequence[LoadedRun], truth: Truth) 
         failed = [gate for gate in chosen if gate.outcome == "fail"]
         judged = sum(gate.outcome != "not_evaluable" for gate in chosen)
         observed = rate(len(failed), judged)
-        no_effect = None if planted else observed
+        null = [gate for gate in null_gates if gate.name == name]
+        no_effect = rate(
+            sum(gate.outcome == "fail" for gate in null),
+            sum(gate.outcome != "not_evaluable" for gate in null),
+        )
         if name == "representativeness" and drawn:
             trials = sum(item.draws for item in drawn)
             count = sum(round(item.any_feature_failure_rate * item.draws) for item in drawn)
@@ -233,7 +265,12 @@ def _gate_rows(gates: Sequence[Gate], found: Sequence[LoadedRun], truth: Truth) 
     return rows
 
 
-def _missed(expect: Expectation, decision: Decision | None, gates: Sequence[Gate]) -> list[str]:
+def _missed(
+    expect: Expectation,
+    decision: Decision | None,
+    gates: Sequence[Gate],
+    campaign: CampaignReport,
+) -> list[str]:
     """Return what the truth expected and did not come out."""
     missed = []
     wanted = {"H1a": expect.H1a, "H1b": expect.H1b, "compound": expect.compound}
@@ -243,4 +280,10 @@ def _missed(expect: Expectation, decision: Decision | None, gates: Sequence[Gate
             missed.append(f"{part} is {seen.get(part, 'undecided')}, expected {outcome}")
     failed = {gate.name for gate in gates if gate.outcome == "fail"}
     absent = [name for name in expect.failed_gates if name not in failed]
-    return missed + [f"no run failed the gate {name}" for name in absent]
+    refused = {run.folder.name for run in campaign.runs if not run.accepted}
+    late = {run.folder.name for run in campaign.runs if run.drain_quarantined}
+    missed += [f"no run failed the gate {name}" for name in absent]
+    missed += [f"{run} was not refused" for run in expect.refused_runs if run not in refused]
+    return missed + [
+        f"{run} is not drain-quarantined" for run in expect.quarantined_runs if run not in late
+    ]

@@ -162,7 +162,8 @@ class EngineTransport:
         before_ns = self.clock.now_ns()
 
         def answer(good: bool) -> None:
-            status = 200 if good else 404
+            failed = 404 if self.engine.config.profiler is None else 500
+            status = 200 if good else failed
             done(ControlReply(before_ns, self.clock.now_ns(), status))
 
         if self.engine.dead:

@@ -146,6 +146,10 @@ class Expectation(Struct, frozen=True, forbid_unknown_fields=True):
     compound: Outcome | None = None
     failed_gates: list[str] = []
     """Gates that some run must fail."""
+    refused_runs: list[str] = []
+    """Runs that the client must refuse."""
+    quarantined_runs: list[str] = []
+    """Runs whose drain must go over its budget, and that stay usable."""
 
 
 class TruthFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,6 +169,20 @@ class Truth:
     file: TruthFile
     sha256: str | None
     """None for the truth that nothing is planted."""
+
+
+def without_effects(truth: Truth) -> Truth | None:
+    """Return the truth of no effect that goes with ``truth``; None when it plants none itself.
+
+    Equal shares stay: they are what an inversion or its absence is planted on.
+    """
+    kept: list[Effect] = [each for each in truth.file.effects if isinstance(each, SameShares)]
+    if len(kept) == len(truth.file.effects):
+        return None
+    file = msgspec.structs.replace(
+        truth.file, name=f"{truth.file.name}-no-effect", effects=kept, expect=Expectation()
+    )
+    return Truth(file, truth.sha256)
 
 
 NOTHING = Truth(TruthFile(schema=1, name="nothing", description="Nothing is planted."), None)

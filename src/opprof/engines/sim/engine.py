@@ -386,7 +386,8 @@ class SimEngine:
             took_ns = profiler.start(now_ns) + self._effects.window_stall_ns
         else:
             took_ns = profiler.stop(now_ns)
-        self._clock.call_at(now_ns + took_ns, lambda: done(True))
+        good = call == "start" or not profiler.refuses
+        self._clock.call_at(now_ns + took_ns, lambda: done(good))
         return now_ns + took_ns
 
     def _die(self, now_ns: int) -> None:

@@ -131,6 +131,8 @@ class HttpConnection(asyncio.Protocol):
     def fail(self, status: HTTPStatus, message: str) -> None:
         """Send an error in OpenAI's form and end the request."""
         kind = "BadRequestError" if status.value < 500 else "InternalServerError"
+        if status is HTTPStatus.NOT_FOUND:
+            kind = "NotFoundError"
         error = {"message": message, "type": kind, "param": None, "code": status.value}
         self.answer(status, msgspec.json.encode({"error": error}))
 

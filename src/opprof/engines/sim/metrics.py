@@ -40,7 +40,9 @@ class Metrics:
     """What the server counts beside the engine."""
 
     def __init__(self, model: str) -> None:
-        self._label = f'model_name="{model}",engine="0"'
+        name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        # A label, not a comment alone: whoever scrapes the page keeps it.
+        self._label = f'model_name="{name}",engine="0",simulated="true"'
         self.first_token = Histogram(_TTFT_S)
         self.latency = Histogram(_LATENCY_S)
 

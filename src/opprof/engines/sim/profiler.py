@@ -87,6 +87,8 @@ class Profiler:
         self._saved_ms = 0.0
         self.is_open = False
         """Between the start and the stop call."""
+        self.fault: str | None = None
+        """What was wrong with the last call."""
         self.is_recording = False
         """From the start call until the trace is written."""
 
@@ -118,6 +120,11 @@ class Profiler:
         if self._calls < self._config.warmup + self._config.active:
             return 0
         return self._save(now_ns)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the recorder's hook answers the last stop call with an error, as the plugin's."""
+        return self._events is not None and self.fault is not None
 
     def capture(self, step: CapturedStep) -> None:
         """Keep the step that is being submitted."""
@@ -164,6 +171,7 @@ class Profiler:
         return total
 
     def _event(self, event: Literal["start", "stop"], call: list[int], fault: str | None) -> None:
+        self.fault = fault
         if self._events is None:
             return
         stop = event == "stop"

@@ -82,15 +82,28 @@ def faster(cost: CostFile, factor: float) -> CostFile:
 class CompletionBody(msgspec.Struct):
     """What is read of a completions request; vLLM ignores unknown fields too."""
 
-    prompt: list[int] | str
+    prompt: list[int | str | list[int]] | str
+    """Token ids, a text, or a list with one of either."""
     model: str = ""
     max_tokens: int | None = None
     stream: bool = False
     stream_options: dict[str, Any] | None = None
     n: int = 1
+    echo: bool = False
+    logprobs: int | None = None
 
 
 _decode = msgspec.json.Decoder(CompletionBody).decode
+
+
+def single_prompt(prompt: Sequence[int | str | list[int]] | str) -> list[int] | str | None:
+    """Return the request's one prompt; None when there are several or none can be told."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1 and not isinstance(prompt[0], int):
+        return prompt[0]
+    ids = [token for token in prompt if isinstance(token, int)]
+    return ids if len(ids) == len(prompt) else None
 
 
 def prompt_blocks(prompt: list[int] | str, block_tokens: int) -> tuple[int, Sequence[object]]:
@@ -123,6 +136,10 @@ class _Stream:
         self._start_ns = time.monotonic_ns()
         self.request: SimRequest | None = None
         self.sent = 0
+        options = body.stream_options or {}
+        self._continuous = bool(
+            options.get("include_usage") and options.get("continuous_usage_stats")
+        )
         if body.stream:
             connection.start_stream()
 
@@ -138,20 +155,23 @@ class _Stream:
         if self._body.stream:
             token = self._server.text.token
             while self.sent < outputs:
-                self._connection.stream(token)
                 self.sent += 1
+                self._connection.stream(self._with_usage() if self._continuous else token)
         self.sent = max(self.sent, outputs)
+
+    def _with_usage(self) -> bytes:
+        """A token with the counts so far (``continuous_usage_stats``)."""
+        request, text = self.request, self._server.text
+        assert request is not None
+        choice = {"index": 0, "text": TOKEN_TEXT, "logprobs": None, "finish_reason": None}
+        return _event({**text.base, "choices": [choice], "usage": _usage(request, self.sent)})
 
     def finished(self, at_ns: int) -> None:
         request, server, connection = self.request, self._server, self._connection
         assert request is not None
         self.upto(request.max_tokens - 1)
         server.metrics.latency.observe((at_ns - self._start_ns) / 1e9)
-        usage = {
-            "prompt_tokens": request.prompt_tokens,
-            "total_tokens": request.prompt_tokens + request.max_tokens,
-            "completion_tokens": request.max_tokens,
-        }
+        usage = _usage(request, request.max_tokens)
         server.ended(self)
         if not self._body.stream:
             text = TOKEN_TEXT * request.max_tokens
@@ -247,7 +267,12 @@ class SimServer:
         if body.model not in ("", self.model):
             connection.fail(HTTPStatus.NOT_FOUND, f"The model `{body.model}` does not exist.")
             return
-        prompt_tokens, contents = prompt_blocks(body.prompt, self.engine.cost.block_tokens)
+        prompt = single_prompt(body.prompt)
+        if prompt is None:
+            message = "the embedded engine takes one prompt a request"
+            connection.fail(HTTPStatus.BAD_REQUEST, message)
+            return
+        prompt_tokens, contents = prompt_blocks(prompt, self.engine.cost.block_tokens)
         most = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         reason = self._refusal(body, prompt_tokens, most)
         if reason is not None:
@@ -267,6 +292,8 @@ class SimServer:
             return f"max_tokens must be at least 1, got {most}"
         if body.n != 1:
             return "the embedded engine answers with n = 1 only"
+        if body.echo or body.logprobs is not None:
+            return "the embedded engine makes no text: it has neither echo nor logprobs"
         if prompt_tokens + most > limit:
             return (
                 f"This model's maximum context length is {limit} tokens. However, you requested "
@@ -339,6 +366,14 @@ class SimServer:
             connection.fail(HTTPStatus.INTERNAL_SERVER_ERROR, "EngineDeadError")
         else:
             self.engine.control(_PROFILE[request.path], answer)
+
+
+def _usage(request: SimRequest, outputs: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": request.prompt_tokens,
+        "total_tokens": request.prompt_tokens + outputs,
+        "completion_tokens": outputs,
+    }
 
 
 def _event(value: object) -> bytes:
