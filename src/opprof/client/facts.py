@@ -51,6 +51,8 @@ class RunFacts:
     window_source: str | None
     profiler_events: list[ProfilerEvent]
     """What the engine's recorder wrote of the profiler; empty where it writes nothing."""
+    simulated: bool = False
+    """The server says that it is an embedded engine, or the run has no server at all."""
     faults: list[str] = field(default_factory=list)
     """What could not be read or collected after the load; the run is measured and not accepted."""
 

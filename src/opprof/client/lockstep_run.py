@@ -49,6 +49,7 @@ def run_lockstep(files: RunFiles) -> RunReport:
         journal.open()
         source = ManifestSource(files.manifest)
         session = Session(plan, clock, transport, source, files.watch(stream_file), journal)
+        session.simulated = True
         try:
             _load(files, session, clock, stopped)
         finally:

@@ -23,8 +23,13 @@ _ANSWER_WITHIN_S = 30.0
 """A server that leaves a look unanswered for so long cannot take a run."""
 
 
+SIMULATED_OWNER = "opprof-sim"
+"""``owned_by`` of the embedded engine's model; a real vLLM says ``vllm``."""
+
+
 class _Model(msgspec.Struct):
     id: str
+    owned_by: str = ""
 
 
 class _Models(msgspec.Struct):
@@ -35,35 +40,39 @@ class _OpenApi(msgspec.Struct):
     paths: dict[str, msgspec.Raw]
 
 
-async def check_server(endpoint: Endpoint, model: str, *, profile: bool) -> None:
-    """Check that the server can take the run.
+async def check_server(endpoint: Endpoint, model: str, *, profile: bool) -> bool:
+    """Check that the server can take the run; return whether it says that it is simulated.
 
     Raises:
         EnvironmentFailure: it is unreachable, refuses the key, does not serve the model, or is
             known to lack the profile endpoints.
     """
+    simulated = False
     status, body = await _fetch(endpoint, "GET", "/v1/models")
     if status in (401, 403):
         raise EnvironmentFailure(
             f"{endpoint.url} answers {status}: give its API key in ${KEY_VARIABLES[0]}"
         )
     if status == 200:
-        _check_model(endpoint, body, model)
+        simulated = _check_model(endpoint, body, model)
     elif 300 <= status < 400:
         raise EnvironmentFailure(f"{endpoint.url} answers {status}: give the address it leads to")
     elif status >= 500:
         raise EnvironmentFailure(f"{endpoint.url} answers {status}: it is not ready")
     if profile:
         await _check_profile(endpoint)
+    return simulated
 
 
-def _check_model(endpoint: Endpoint, body: bytes, model: str) -> None:
+def _check_model(endpoint: Endpoint, body: bytes, model: str) -> bool:
     try:
-        served = [each.id for each in msgspec.json.decode(body, type=_Models).data]
+        found = msgspec.json.decode(body, type=_Models).data
     except (msgspec.MsgspecError, RecursionError):
-        return
+        return False
+    served = [each.id for each in found]
     if model not in served:
         raise EnvironmentFailure(f"{endpoint.url} serves {', '.join(served)}, not {model}")
+    return any(each.owned_by == SIMULATED_OWNER for each in found)
 
 
 async def _check_profile(endpoint: Endpoint) -> None:

@@ -142,7 +142,7 @@ def sanity_of(
 
 
 def _simulated(facts: RunFacts) -> bool:
-    return facts.stream is not None and facts.stream.simulated
+    return facts.simulated or (facts.stream is not None and facts.stream.simulated)
 
 
 def _segments(facts: RunFacts) -> list[SegmentResult]:

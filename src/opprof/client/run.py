@@ -101,7 +101,10 @@ class _Run:
     async def _go(self, loop: asyncio.AbstractEventLoop) -> RunReport:
         options, plan, output = self._options, self._plan, self._output
         stream_file = self._files.engine_files()
-        await check_server(self._endpoint, options.model, profile=plan.windows.count > 0)
+        profile = plan.windows.count > 0
+        simulated = await check_server(self._endpoint, options.model, profile=profile)
+        if simulated or stream_file is None:
+            self._files.check_kind(simulated)
         output.create(self._files.manifest.summary)
         journal = Journal(output.requests)
         journal.open()
@@ -110,6 +113,7 @@ class _Run:
         source = ManifestSource(self._files.manifest)
         watch = self._files.watch(stream_file)
         session = self._session = Session(plan, clock, transport, source, watch, journal)
+        session.simulated = simulated
         probe = HealthProbe(loop)
         try:
             await self._load(session, transport, probe)

@@ -85,6 +85,19 @@ class RunFiles:
         )
         self._engine: EngineProfiler | None = None
 
+    def check_kind(self, simulated: bool) -> None:
+        """Refuse a rate of the other kind.
+
+        Raises:
+            InputError: the rate comes from a server of the other kind (real, simulated).
+        """
+        if self.rate is not None and self.rate.simulated != simulated:
+            kinds = ("a real server", "a simulated one")
+            raise InputError(
+                f"is of {kinds[self.rate.simulated]}, this is {kinds[simulated]}",
+                path=self.options.saturation_result,
+            )
+
     def engine_files(self) -> Path | None:
         """Return the Layer-1 stream's path and check what the engine says of its profiler.
 
@@ -96,13 +109,7 @@ class RunFiles:
         if options.opprof_dir is None:
             return None
         path = stream_path(options.opprof_dir)
-        simulated = read_stream(path).simulated
-        if self.rate is not None and self.rate.simulated != simulated:
-            kinds = ("a real server", "a simulated one")
-            raise InputError(
-                f"is of {kinds[self.rate.simulated]}, this is {kinds[simulated]}",
-                path=options.saturation_result,
-            )
+        self.check_kind(read_stream(path).simulated)
         self._engine = read_engine_profiler(options.opprof_dir)
         if self._engine is not None and self.plan.windows.count:
             check_schedule(

@@ -35,6 +35,8 @@ class Session:
         self.plan = plan
         self.clock = clock
         self.journal = journal
+        self.simulated = False
+        """Known before the first request, so that no state of the run's files lacks the label."""
         self.admission = Admission(clock, transport, source, plan.load)
         self.machine = TimelineMachine(plan, clock, transport, self.admission, watch)
         self.on_finished: Callable[[], None] = _nothing
@@ -81,6 +83,7 @@ class Session:
             window_source=self._watch.source if self._watch and self.plan.windows.count else None,
             profiler_events=profiler_events or [],
             faults=faults or [],
+            simulated=self.simulated,
         )
 
     def _ended(self, flight: Flight, outcome: Outcome) -> None:

@@ -129,6 +129,7 @@ class _Stage:
         self.session = Session(
             run.plan, self.clock, transport, run.manifest.source, watch, self.journal
         )
+        self.session.simulated = True
 
     def _wall_ns(self) -> int:
         return WALL_NS + self.clock.now_ns() - START_NS
