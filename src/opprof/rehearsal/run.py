@@ -103,7 +103,8 @@ class _Stage:
                 mono_ns=self.clock.now_ns,
                 step_annotations=config.step_annotations,
             )
-            events = self.stream.with_name("engine-0.profiler.ndjson")
+            # Where no trace is wanted its absence is no fault, and nobody reads the events.
+            events = self.stream.with_name("engine-0.profiler.ndjson") if run.write_traces else None
             write = writer.write if run.write_traces else _write_nothing
             profiler = Profiler(config.profiler, cost.profiler, ranks, write, events)
         self.engine = SimEngine(
