@@ -37,11 +37,21 @@ class FakeProc:
         (boot / "boot_id").write_text(f"{BOOT}\n")
 
     def add(
-        self, pid: int, start: int, *, name: str = "python", state: str = "S", env: str = ""
+        self,
+        pid: int,
+        start: int,
+        *,
+        name: str = "python",
+        state: str = "S",
+        env: str = "",
+        session: int = 0,
+        cwd: Path | None = None,
     ) -> None:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
-        fields = [state, "1", str(pid), *["0"] * 16, str(start), "0", "0"]
+        fields = [state, "1", str(pid), str(session), *["0"] * 15, str(start), "0", "0"]
+        if cwd is not None:
+            (folder / "cwd").symlink_to(cwd)
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
         (folder / "environ").write_bytes(env.encode())
 
@@ -115,6 +125,24 @@ def test_a_found_process_whose_pid_was_reused_is_left_alone(proc: FakeProc) -> N
     proc.add(7, 71)
     assert not table.send_seen(seen, signal.SIGKILL)
     assert proc.sent == []
+
+
+def test_a_session_finds_what_has_lost_its_mark(proc: FakeProc, tmp_path: Path) -> None:
+    campaign = tmp_path / "campaign"
+    run = campaign / "runs" / "P01"
+    run.mkdir(parents=True)
+    proc.add(42, 1000, session=42, cwd=run)
+    proc.add(43, 1001, session=42, cwd=run, name="VLLM::EngineCor")
+    proc.add(44, 1002, session=42, cwd=tmp_path)
+    proc.add(45, 1003, session=41, cwd=run)
+    proc.add(46, 1004, session=42, cwd=run, state="Z")
+    proc.add(47, 1005, session=42)
+    table = proc.table()
+    found = table.members([record()], campaign)
+    assert sorted(seen.pid for seen in found) == [42, 43]
+    other_boot = record(boot="99999999-2222-3333-4444-555555555555")
+    assert table.members([other_boot], campaign) == []
+    assert table.members([], campaign) == []
 
 
 # ------------------------------------------------------------------------ real processes

@@ -22,7 +22,7 @@ import msgspec
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import read_bytes
 
-_SHOWN = ("OPPROF_", "VLLM_", "CUDA_", "PYTHONPATH", "OMP_")
+_SHOWN = ("OPPROF_", "VLLM_", "CUDA_", "PYTHONPATH", "OMP_", "SPT_")
 _SECRET = ("OPPROF_API_KEY", "OPPROF_HEADERS", "VLLM_API_KEY")
 
 

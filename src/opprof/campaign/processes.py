@@ -43,6 +43,7 @@ class Seen:
     pgid: int
     state: str
     """``Z``: ended, waiting to be reaped."""
+    session: int = 0
 
 
 class ProcessTable:
@@ -65,7 +66,7 @@ class ProcessTable:
         fields = text[text.rfind(")") + 2 :].split()
         if len(fields) < 20:
             return None
-        return Seen(pid, int(fields[19]), int(fields[2]), fields[0])
+        return Seen(pid, int(fields[19]), int(fields[2]), fields[0], int(fields[3]))
 
     def is_alive(self, record: ProcessRecord) -> bool:
         """Tell whether exactly the recorded process still runs: same boot, pid and start."""
@@ -98,6 +99,29 @@ class ProcessTable:
                 continue
             if wanted <= set(environment.split(b"\0")) and self.look(before.pid) == before:
                 found.append(before)
+        return found
+
+    def members(self, records: Iterable[ProcessRecord], folder: Path) -> list[Seen]:
+        """Return the living processes of the recorded sessions that work below a folder.
+
+        The mark can be lost: a process that writes its title over its environment (vLLM's engine
+        and workers do) no longer shows it. A session's number stays taken while it has a member,
+        but may be another's after that; so the working folder must be the campaign's as well.
+        """
+        sessions = {record.pgid for record in records if record.boot_id == self.boot_id}
+        found = []
+        for entry in self._root.iterdir() if sessions else ():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            seen = self.look(int(entry.name))
+            if seen is None or seen.state == "Z" or seen.session not in sessions:
+                continue
+            try:
+                place = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            if place.is_relative_to(folder) and self.look(seen.pid) == seen:
+                found.append(seen)
         return found
 
     def send_seen(self, seen: Seen, number: int) -> bool:
@@ -247,6 +271,18 @@ async def spawn(
     return Child(record, process, writer)
 
 
+def _ours(
+    table: ProcessTable,
+    campaign: str,
+    run: str | None,
+    records: Sequence[ProcessRecord],
+    folder: Path | None,
+) -> list[Seen]:
+    found = table.marked(campaign, run=run)
+    more = [] if folder is None else table.members(records, folder.resolve())
+    return [*found, *(seen for seen in more if seen not in found)]
+
+
 def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> ProcessRecord:
     """Return the record of this very process, as a controller."""
     seen = table.look(os.getpid())
@@ -264,9 +300,18 @@ def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> 
 
 
 async def end_marked(
-    table: ProcessTable, campaign: str, *, run: str | None, grace_s: float
+    table: ProcessTable,
+    campaign: str,
+    *,
+    run: str | None,
+    grace_s: float,
+    records: Sequence[ProcessRecord] = (),
+    folder: Path | None = None,
 ) -> list[Seen]:
-    """End what still carries the mark: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
+    """End what is the campaign's: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
+
+    That is what carries its mark, and what belongs to the session of one of ``records`` and works
+    below ``folder``.
 
     Raises:
         EnvironmentFailure: something survives SIGKILL for another ``grace_s``, 10 s at least.
@@ -276,7 +321,7 @@ async def end_marked(
         # Also where nobody may take his time, a killed process needs a moment to be gone.
         patience_s = grace_s if number == signal.SIGTERM else max(grace_s, _KILL_S)
         give_up = time.monotonic() + patience_s
-        while left := table.marked(campaign, run=run):
+        while left := _ours(table, campaign, run, records, folder):
             for seen in left:
                 key = (seen.pid, seen.start_ticks)
                 if key not in met or number == signal.SIGKILL:

@@ -172,6 +172,9 @@ def server_environment(
         (own_environment() if own else clean_environment()) | dict(launch.environment) | dict(marks)
     )
     environment["VLLM_OPPROF_DIR"] = str(opprof_dir)
+    # vLLM's engine and workers set their process titles; without this the title overwrites the
+    # environment that /proc shows, and with it the campaign's mark.
+    environment["SPT_NOENV"] = "1"
     if devices is not None:
         # Indices are the driver's, and CUDA's own default order is another one.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

@@ -37,7 +37,10 @@ async def open_executor(
     """
     grace_s = options.limits.grace_s
     if campaign.executor == "local":
-        yield LocalExecutor(ProcessTable(), host, grace_s=grace_s), (host.topology(),)
+        yield (
+            LocalExecutor(ProcessTable(), host, grace_s=grace_s, folder=folder),
+            (host.topology(),),
+        )
         return
     from opprof.campaign.executors.ray import RayExecutor, RaySettings
 
