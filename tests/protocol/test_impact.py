@@ -64,7 +64,7 @@ def amended(base: Protocol, *pairs: tuple[str, str], rejudge: bool = False) -> P
         ("representativeness.smd_max", "0.3", [P01, P01_SATURATION, P10, P10_C10], True),
         ("load.moderate_rate_fraction", "0.5", [P01, P10_C10, CONFIRMATION], False),
         ("load.saturation_max_concurrency", "128", RUNS, False),
-        ("server.prefix_caching", "false", RUNS, False),
+        ("pinned.hardware", "NVIDIA H200", RUNS, False),
         ("seeds.execution_order", "1", [], False),
         ("seeds.statistics", "1", RUNS, True),
         ("h1b.thresholds.R64", "0.3", RUNS[:-1], True),
@@ -86,6 +86,8 @@ def test_which_runs_a_key_touches(
     if key == "timeline.warmup_s":
         pairs += [("expected.primary_run_s", "518"), ("budget.wall_hours_estimate", "7.5")]
         pairs += [("budget.gpu_hours_estimate", "7.85")]
+    if key == "configs.C10.max_num_seqs":
+        pairs += [("configs.C10.flags", '["--max-num-seqs", "128"]')]
     if key == "burnin.seconds":
         pairs += [("budget.gpu_hours_estimate", "7.4")]
     found = impact(base.file, amended(base, *pairs).file)
