@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Float64 = NDArray[np.float64]
 
 _LOADS = ("moderate", "saturation")
+_FACTORIAL_CELLS = 4
+"""Baseline, first factor, second factor, both; another design shows its cells without effects."""
 
 
 def factorial_effects(matrix: Matrix, kept: Kept) -> list[FactorialEffect]:
@@ -79,6 +81,8 @@ def _effects(
 
 
 def _missing_cell(cells: Mapping[str, float | None], scale: str) -> str | None:
+    if len(cells) != _FACTORIAL_CELLS:
+        return f"{len(cells)} configurations, a 2x2 factorial has {_FACTORIAL_CELLS}"
     for config, value in cells.items():
         if value is None:
             return f"{config} has no value"
