@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from opprof.artifacts.campaign import EngineKind
+from opprof.campaign.listener import listens
 from opprof.campaign.options import Options, clean_environment, own_environment
 from opprof.campaign.processes import Child
 from opprof.client.endpoint import parse_endpoint
@@ -24,6 +25,7 @@ from opprof.client.http import fetch
 from opprof.client.response import BadResponse
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import read_bytes
+from opprof.host.procfs import ProcFs
 from opprof.protocol import Protocol, expand
 from opprof.protocol.model import Config
 
@@ -207,10 +209,11 @@ def free_port(preferred: int) -> int:
 
 
 async def wait_healthy(child: Child, port: int, options: Options, log: Path) -> None:
-    """Wait until ``/health`` answers 200.
+    """Wait until ``/health`` answers 200, and see to it that this server answered.
 
     Raises:
-        EnvironmentFailure: the server ended, or was not healthy in time.
+        EnvironmentFailure: the server ended, or was not healthy in time, or another process'
+            server answers on its port.
     """
     limits, endpoint = options.limits, parse_endpoint(f"http://{HOST}:{port}", ())
     loop = asyncio.get_running_loop()
@@ -223,11 +226,22 @@ async def wait_healthy(child: Child, port: int, options: Options, log: Path) -> 
             async with asyncio.timeout(limits.probe_s):
                 status, _ = await fetch(endpoint, "GET", "/health")
             if status == 200:
+                # A server that has just ended cannot be the one that answered.
+                if child.process.returncode is None and not _is_ours(child, port):
+                    raise EnvironmentFailure(
+                        f"port {port} answers, but another process listens there: the server of "
+                        "this run would not have been measured"
+                    )
                 return
         except (OSError, BadResponse, TimeoutError):
             pass  # Not yet: the loop's deadline decides.
         await asyncio.sleep(limits.look_s)
     raise EnvironmentFailure(f"the server was not healthy in {limits.ready_s:g} s: {tail(log)}")
+
+
+def _is_ours(child: Child, port: int) -> bool:
+    group = ProcFs().group(child.record.pgid)
+    return listens(port, [process.pid for process in group])
 
 
 def tail(log: Path) -> str:
