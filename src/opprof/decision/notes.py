@@ -99,7 +99,7 @@ def decision_notes(matrix: Matrix) -> list[str]:
         " below its truth in 2 to 6 % of matrices with even steps, but in 90 % where one step in"
         " eight was a prefill ten times longer, and always at a step correlation of 0.9.",
         "A material waste that slows nothing was still associated with a positive residual in about"
-        " one simulated matrix of ten to six: read the size of the residual, and whether it stays"
+        " one simulated matrix of ten to five: read the size of the residual, and whether it stays"
         " above zero at the corrected level that stands beside it.",
         "I_mix and step-time residuals condition on their fit: their intervals hold the sampling of"
         " steps, not the choice of the surface. They are associations, not causes.",
