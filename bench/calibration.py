@@ -2,8 +2,8 @@
 
     PYTHONPATH=src nice -n 10 python bench/calibration.py [PART ...] [--repeats N] [--seed S]
 
-Parts: coverage, h1a, sensitivity, residual, h1b, power, bounds, verdicts. Each prints rates with their 95 % Wilson
-interval; ``docs/statistics.md`` holds a run's figures. One core, no file written.
+Parts: coverage, h1a, sensitivity, residual, h1b, power, bounds, verdicts. Each prints rates with
+their 95 % Wilson interval; ``docs/statistics.md`` holds a run's figures. One core, no file written.
 """
 
 from __future__ import annotations
