@@ -39,7 +39,7 @@ group.add_command(amend_command)
 group.add_command(rejudge_command)
 
 
-@group.command("check")
+@group.command("check", short_help="Check a draft, or a frozen file against this installation.")
 @click.argument("source", metavar="[FILE]", default=PACKAGED)
 @json_option
 def check(source: str, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def check(source: str, as_json: bool) -> None:
     raise SystemExit(2 if problems else 1 if frozen else 0)
 
 
-@group.command("freeze")
+@group.command("freeze", short_help="Approve open decisions and freeze a draft.")
 @click.argument("source", metavar="FILE")
 @click.option(
     "--out",
@@ -136,7 +136,7 @@ def _numbers(texts: tuple[str, ...], day: str) -> dict[int, str]:
     return found
 
 
-@group.command("show")
+@group.command("show", short_help="Show cells, order, gates, stops and cost.")
 @click.argument("source", metavar="[FILE]", default=PACKAGED)
 @json_option
 def show(source: str, as_json: bool) -> None:

@@ -29,7 +29,7 @@ def load(source: str) -> Protocol:
     return protocol
 
 
-@click.command("diff")
+@click.command("diff", short_help="What differs, decides, and which cells it touches.")
 @click.argument("old", metavar="A")
 @click.argument("new", metavar="B")
 @json_option
@@ -117,7 +117,7 @@ def _meaning(row: dict[str, Any], cells: list[tuple[str, str]]) -> str:
     return f"{row['kind']}; touches {where} ({', '.join(row['roles'])}{loads}); {how}"
 
 
-@click.command("amend")
+@click.command("amend", short_help="Append a dated amendment to a frozen file.")
 @click.argument("source", metavar="FROZEN")
 @click.option("--id", "identity", required=True, metavar="A-X-1", help="Id of the amendment.")
 @click.option("--title", required=True, help="Its title; id and title together must be new.")
@@ -193,7 +193,7 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-@click.command("rejudge")
+@click.command("rejudge", short_help="Judge a completed run again; keep both verdicts.")
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--old", required=True, metavar="FILE", help="Protocol the run was measured under.")
 @click.option("--new", required=True, metavar="FILE", help="Protocol that judges it again.")
