@@ -321,3 +321,22 @@ def test_a_changed_manifest_is_refused(site: Site) -> None:
     refused = site.opprof("resume", str(site.out), code=2)
     assert "manifest of P01" in refused.stderr
     assert site.store.run("P01-C00-saturation-burnin").state == "starting"
+
+
+def test_stop_now_waits_for_no_drain(site: Site) -> None:
+    """A server that ignores SIGTERM is killed at once; without --now it has its whole time."""
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    fake = site.private / "deaf.py"
+    fake.write_text(deaf)
+    flags = ["start", str(site.protocol), "--out", str(site.out), "--engine", "vllm"]
+    flags += ["--private", str(site.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
+    flags += ["--server-command", f"{sys.executable} {fake} serve ${{MODEL}}", "--serial"]
+    site.opprof(*flags, "--only", "P01")
+    time.sleep(1.5)
+    site.opprof("stop", "--now", str(site.out))
+    assert site.left() == []
+    burnin = site.store.run("P01-C00-saturation-burnin")
+    assert burnin.state == "interrupted"
+    assert burnin.attempt is not None
+    (server,) = burnin.attempt.processes
+    assert server.exit_status == -signal.SIGKILL

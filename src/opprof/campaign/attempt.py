@@ -7,6 +7,7 @@ hosts puts protocol, manifest and saturation result there first, and brings the 
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -153,7 +154,23 @@ class Halt:
     """Whether a cancelled attempt may take its time to end its processes."""
 
     def __init__(self) -> None:
-        self.now = False
+        self._hurry = asyncio.Event()
+
+    @property
+    def now(self) -> bool:
+        """True once nothing may be waited for any more."""
+        return self._hurry.is_set()
+
+    @now.setter
+    def now(self, value: bool) -> None:
+        if value:
+            self._hurry.set()
+        else:
+            self._hurry.clear()
+
+    async def hurried(self) -> None:
+        """Return when nothing may be waited for any more."""
+        await self._hurry.wait()
 
 
 class RunExecutor(Protocol):

@@ -318,12 +318,23 @@ class Attempt:
         """Signal a child of ours, wait, kill its group when it does not end; note its status."""
         if child.process.returncode is None:
             self._table.send(child.record, number)
-            if await child.wait(patience_s) is None:
+            if await self._patiently(child, patience_s) is None:
                 if child is self._server:
                     self._facts.log_bytes_at_kill = _size(self._folder / "server.log")
                 self._kill_group(child.record)
                 await child.wait(self._options.limits.grace_s)
         await self._note_end(child)
+
+    async def _patiently(self, child: Child, seconds: float) -> int | None:
+        """Wait for a child, but no longer than somebody is willing to (``stop --now``)."""
+        waiting = asyncio.ensure_future(child.wait(seconds))
+        hurry = asyncio.ensure_future(self._halt.hurried())
+        try:
+            await asyncio.wait({waiting, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            waiting.cancel()
+            hurry.cancel()
 
     def _kill_group(self, record: ProcessRecord) -> None:
         # The leader is our own child and not reaped yet, so its group cannot be another's.
