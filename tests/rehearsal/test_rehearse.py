@@ -21,7 +21,13 @@ from opprof.protocol.check import check_protocol
 from opprof.rehearsal.campaign import run_seed
 from opprof.rehearsal.fast import resample_series, waste_of
 from opprof.rehearsal.repeats import rate
-from opprof.rehearsal.truth import NOTHING, load_truth, planted_in
+from opprof.rehearsal.truth import (
+    NOTHING,
+    Expectation,
+    load_truth,
+    planted_in,
+    without_effects,
+)
 from opprof.statistics.interference import StepTimes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
@@ -161,3 +167,25 @@ def test_rates_carry_wilson_intervals() -> None:
     assert found.low == pytest.approx(0.2366, abs=1e-3)
     assert found.high == pytest.approx(0.7634, abs=1e-3)
     assert rate(0, 0).share is None
+
+
+@pytest.mark.parametrize(
+    ("effect", "reason"),
+    [
+        ('kind = "slow_neighbour"\nfactor = inf', "finite"),
+        ('kind = "slow_neighbour"\nfactor = 2.0\nfrom_s = 50.0\nto_s = 10.0', "after"),
+        ('kind = "opaque_replays"\nconfigs = ["C77"]', "C77"),
+    ],
+)
+def test_effects_that_cannot_act_are_refused(tmp_path: Path, effect: str, reason: str) -> None:
+    path = tmp_path / "truth.toml"
+    path.write_text(f'schema = 1\nname = "x"\n[[effects]]\n{effect}\n')
+    with pytest.raises(InputError, match=reason):
+        load_truth(path, PATTERNS, ["C00"])
+
+
+def test_a_truth_of_no_effect_keeps_equal_shares_only() -> None:
+    truth = load_truth(EXAMPLES / "truths" / "padding-with-loss.toml", PATTERNS)
+    null = without_effects(truth)
+    assert null is not None and [type(e).__name__ for e in null.file.effects] == ["SameShares"]
+    assert null.file.expect == Expectation() and without_effects(NOTHING) is None

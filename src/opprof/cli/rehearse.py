@@ -70,7 +70,11 @@ def rehearse(
     protocol = load_protocol(protocol_source)
     if protocol is None:
         raise InputError("a rehearsal needs a protocol")
-    truth = load_truth(truth_path, [row.id for row in protocol.file.patterns])
+    truth = load_truth(
+        truth_path,
+        [row.id for row in protocol.file.patterns],
+        [row.id for row in protocol.file.configs],
+    )
     workers = jobs or min(2, os.cpu_count() or 1)
     with _folder(out) as folder:
         done = run_rehearsal(

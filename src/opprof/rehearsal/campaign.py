@@ -7,7 +7,10 @@ A cell whose saturation is not accepted has no moderate run, as in the real camp
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +31,8 @@ from opprof.protocol.load import parse_protocol
 from opprof.rehearsal.run import START_NS, RehearsedRun, profiler_config, rehearse_run
 from opprof.rehearsal.source import PlannedManifest, plan_manifest
 from opprof.rehearsal.truth import Truth, planted_in
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,12 @@ def rehearse_campaign(
     return CampaignReport(runs, skipped, gpu_s / 3600, wall_s / 3600)
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this worker when its parent is killed: nobody else would (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _map(
     cells: Sequence[Cell], jobs: int, advance: Callable[[str], None]
 ) -> list[list[RunReport | Skipped]]:
@@ -152,7 +163,9 @@ def _map(
             done.append(rehearse_cell(cell))
             advance(_line(done[-1]))
         return done
-    with ProcessPoolExecutor(min(jobs, len(cells)), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        min(jobs, len(cells)), mp_context=get_context("spawn"), initializer=end_with_parent
+    ) as pool:
         done = []
         for found in pool.map(rehearse_cell, cells):
             done.append(found)

@@ -23,7 +23,7 @@ from opprof.decision.facts import RunFacts
 from opprof.decision.load import REHEARSAL_GATES
 from opprof.engines.sim.cost import load_cost
 from opprof.protocol import Protocol
-from opprof.rehearsal.campaign import Cell, moderate_rate, planned_run
+from opprof.rehearsal.campaign import Cell, end_with_parent, moderate_rate, planned_run
 from opprof.rehearsal.fast import FastCell, draw_run
 from opprof.rehearsal.population import Population, ShapeKeeper, read_population
 from opprof.rehearsal.run import rehearse_run
@@ -174,6 +174,7 @@ _WORK: list[_Work] = []
 
 
 def _begin(work: _Work) -> None:
+    end_with_parent()
     _WORK[:] = [work]
 
 

@@ -25,6 +25,7 @@ decision and decides the exit code.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,13 +189,14 @@ def without_effects(truth: Truth) -> Truth | None:
 NOTHING = Truth(TruthFile(schema=1, name="nothing", description="Nothing is planted."), None)
 
 
-def load_truth(path: Path | None, patterns: list[str]) -> Truth:
+def load_truth(path: Path | None, patterns: list[str], configs: list[str] | None = None) -> Truth:
     """Read a truth file; None plants nothing.
 
-    ``patterns``: the protocol's, which effects may name.
+    ``patterns``, ``configs``: the protocol's, which effects may name (None: not checked).
 
     Raises:
-        InputError: the file cannot be read, is no TOML, or names an unknown pattern.
+        InputError: the file cannot be read, is no TOML, holds an infinite number, or names an
+            unknown pattern or configuration.
         SchemaError: a key is missing, unknown or of the wrong type.
     """
     if path is None:
@@ -217,6 +219,15 @@ def load_truth(path: Path | None, patterns: list[str]) -> Truth:
         unknown = sorted(set(named) - set(patterns))
         if unknown:
             raise InputError(f"names the pattern {unknown[0]}, which is not planned", path=path)
+        odd = sorted(set(effect.configs or []) - set(configs or effect.configs or []))
+        if odd:
+            raise InputError(f"names the configuration {odd[0]}, which is not planned", path=path)
+        for name in effect.__struct_fields__:
+            value = getattr(effect, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{name} must be a finite number", path=path)
+        if isinstance(effect, SlowNeighbour) and effect.to_s <= effect.from_s:
+            raise InputError("a neighbour's to_s must be after its from_s", path=path)
     return Truth(file, sha256_bytes(data))
 
 
