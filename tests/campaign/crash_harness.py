@@ -97,7 +97,14 @@ class Site:
         """Start the campaign in the foreground and return the controller's exit status."""
         shutil.rmtree(self.folder, ignore_errors=True)
         flags = ["start", str(self.protocol), "--out", str(self.folder), "--engine", "sim"]
-        flags += ["--virtual", "--private", str(self.private), "--serial", "--foreground"]
+        flags += [
+            "--virtual",
+            "--private",
+            str(self.private),
+            "--serial",
+            "--foreground",
+            "--no-cpu-masks",
+        ]
         return self.wait(self.life(flags + variables(self.protocol), crash_at))
 
     def resume(self, crash_at: str = "") -> int:
@@ -300,7 +307,14 @@ def die_at_random(
         if first:
             shutil.rmtree(site.folder, ignore_errors=True)
             start = ["start", str(site.protocol), "--out", str(site.folder), "--engine", "sim"]
-            start += ["--virtual", "--private", str(site.private), "--serial", "--foreground"]
+            start += [
+                "--virtual",
+                "--private",
+                str(site.private),
+                "--serial",
+                "--foreground",
+                "--no-cpu-masks",
+            ]
             life = site.life(start + variables(site.protocol))
         else:
             life = site.life(flags)
