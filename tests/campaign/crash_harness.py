@@ -62,6 +62,8 @@ POINTS = (
 """In the order in which an attempt meets them; a burn-in is not analysed."""
 AFTER_A_BREAK = ("interrupted.before", "interrupted.after", "moved", "attempt.recorded")
 """Met by the life after a break-off, while it puts the broken attempt aside."""
+DURATIONS = {"warmup_s": "3", "clean_segment_s": "3", "recovery_s": "3"}
+"""Virtual seconds; the manifests of the small campaign last for them."""
 LIFE_S = 240.0
 
 
@@ -89,7 +91,7 @@ class Site:
     def __init__(self, work: Path) -> None:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
-        self.protocol = small_protocol(work / "small.toml")
+        self.protocol = small_protocol(work / "small.toml", changes=DURATIONS)
         self.private = small_manifests(work / "private")
         self.folder = work / "campaign"
 
