@@ -1,4 +1,4 @@
-"""A small version of the crash harness; ``make crash`` kills 200 times (docs/evidence/campaign.md)."""
+"""A small version of the crash harness; `make crash` kills 200 times."""
 
 from __future__ import annotations
 
