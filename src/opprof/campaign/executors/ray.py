@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ from opprof.campaign.executors.ray_cluster import (
 from opprof.campaign.executors.ray_errand import Courier, Errand, Station, lost_worker
 from opprof.campaign.executors.ray_node import Warden
 from opprof.campaign.executors.ray_worker import ENTRY
+from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure, InputError, OpprofError
 from opprof.files import read_bytes
 
@@ -160,7 +162,7 @@ class RayExecutor:
         assert campaign == self._campaign.id
         lines: list[str] = []
         for station in self._living():
-            lines += await self._ask(station, "end", None, self._grace_s)
+            lines += await self._end(station, None, self._grace_s)
             lines += await self._bring_kept(station)
         return lines
 
@@ -215,6 +217,20 @@ class RayExecutor:
             mine.unlink(missing_ok=True)
             theirs.unlink(missing_ok=True)
 
+    async def _end(self, station: Station, run: str | None, grace_s: float) -> list[str]:
+        """End what is the campaign's on a node; a lost mark is made up for by the records."""
+        runs = Store(self._folder, wall_ns=time.time_ns).runs()
+        records = [
+            process
+            for each in runs
+            if run in (None, each.run)
+            for attempt in each.attempts
+            for process in attempt.processes
+        ]
+        folder = str(self._folder) if station.shared else ""
+        found: list[str] = await self._ask(station, "end", run, grace_s, records, folder)
+        return found
+
     async def _ask(self, station: Station, method: str, *arguments: Any) -> Any:
         # `end` waits once for SIGTERM and once for SIGKILL.
         seconds = self._limits.answer_s + 2 * self._grace_s
@@ -236,7 +252,7 @@ class RayExecutor:
         name = station.node.name
         if not await self._is_dead(station.node):
             try:
-                for line in await self._ask(station, "end", spec.run, 0.0):
+                for line in await self._end(station, spec.run, 0.0):
                     self._say(line)
                 await errand.bring_home()
                 return lost_worker(frames.Gone([], f"the node {name} lives; {error}"))
@@ -247,7 +263,7 @@ class RayExecutor:
         # Its machine may be alive and reachable through another node of it.
         for other in self._living():
             if other.node.identity.boot_id == station.node.identity.boot_id:
-                for line in await self._ask(other, "end", spec.run, 0.0):
+                for line in await self._end(other, spec.run, 0.0):
                     self._say(line)
                 break
         raise PlaceLost(f"the Ray node {name} was lost: {error}") from error
