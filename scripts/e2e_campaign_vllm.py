@@ -181,6 +181,8 @@ def check_end(checks: Checks, campaign: Path) -> None:
         good = record["state"] == "complete" and phases.count("complete") == 1
         verdict = "accepted" if record["accepted"] else "not accepted"
         checks.that(good, f"{record['run']}: {', '.join(phases)}; {verdict}")
+        if not record["attempts"]:
+            continue
         bad = {
             k: g["reason"]
             for k, g in record["attempts"][-1]["checks"].items()

@@ -111,7 +111,14 @@ class Site:
 
     def resume(self, crash_at: str = "") -> int:
         """Resume it in the foreground and return the controller's exit status."""
-        return self.wait(self.life(["resume", str(self.folder), "--foreground"], crash_at))
+        return self.wait(self.life(self.resume_flags(), crash_at))
+
+    def resume_flags(self) -> list[str]:
+        """Return the arguments of a resume; a server that was killed is a stop to be released."""
+        flags = ["resume", str(self.folder), "--foreground"]
+        if (self.folder / "stop.json").is_file():
+            flags += ["--reviewed", "the crash harness killed the server"]
+        return flags
 
     def life(self, flags: list[str], crash_at: str = "") -> subprocess.Popen[bytes]:
         """Start a controller in a session of its own."""
@@ -303,7 +310,6 @@ def die_at_random(
     which the protocol allows one exact rerun.
     """
     watch, first, spent = Watch(site, tally), True, set()
-    flags = ["resume", str(site.folder), "--foreground"]
     done = 0
     while done < most:
         if first:
@@ -319,7 +325,7 @@ def die_at_random(
             ]
             life = site.life(start + variables(site.protocol))
         else:
-            life = site.life(flags)
+            life = site.life(site.resume_flags())
         first, ended = False, False
         while not ended and done < most:
             wait_s = chance.uniform(0.1, 4.0)
