@@ -184,12 +184,20 @@ def normalised(path: Path) -> bytes:
 
 
 def stripped(value: Any) -> Any:
-    """Return the value without provenance, hashes of inputs and wall times."""
+    """Return the value without provenance, hashes of inputs, wall times and marks of reruns.
+
+    A decision says of each run which attempts came before the one that counts; that is what a kill
+    adds to it, and all that it may add.
+    """
     if isinstance(value, dict):
         left_out = ("provenance", "inputs", "signal_wall_ns")
         return {k: stripped(v) for k, v in value.items() if k not in left_out}
     if isinstance(value, list):
-        return [stripped(item) for item in value]
+        return [
+            stripped(item)
+            for item in value
+            if not (isinstance(item, str) and item.startswith("rerun, "))
+        ]
     return value
 
 
