@@ -25,7 +25,11 @@ RUNS = sorted(p.stem for p in EXPECTED.glob("P*.json"))
 QUICK = "P01-C00-saturation"
 
 
-def test_the_oracle_imports_nothing_but_the_standard_library() -> None:
+NUMERICAL = {"plain_decision": {"numpy", "scipy"}}
+"""What a part of the oracle may use besides the standard library; never the package itself."""
+
+
+def test_the_oracle_imports_nothing_of_the_package() -> None:
     own = {p.stem for p in HERE.glob("*.py")}
     for path in (HERE / "oracle.py", *HERE.glob("plain_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -33,7 +37,8 @@ def test_the_oracle_imports_nothing_but_the_standard_library() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             roots = {name.split(".")[0] for name in names} - own
-            assert roots <= set(sys.stdlib_module_names), (path.name, roots)
+            allowed = set(sys.stdlib_module_names) | NUMERICAL.get(path.stem, set())
+            assert roots <= allowed, (path.name, roots)
 
 
 def test_statistics_on_paper() -> None:
