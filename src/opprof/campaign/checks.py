@@ -107,6 +107,9 @@ def _fault(facts: Facts, told: RunFacts) -> Fault:
     """
     if facts.client_exit == _CLIENT_REFUSED:
         return "semantic"
+    # Whatever gates fail after a server has died tell of its death, which stops the matrix by itself.
+    if facts.server_died:
+        return "infrastructure"
     # What left no gate behind is machinery: an analysis that died, a log that is incomplete.
     return fault_of(told.gates) or "infrastructure"
 

@@ -222,8 +222,11 @@ class Attempt:
             await self._tell(self._journal.signalled(facts.signal_wall_ns))
             await self._tell(self._journal.phase("draining"))
             patience = 0.0 if self._halt.now else limits.shutdown_timeout_s + limits.exit_s
-            await self._end(server, signal.SIGTERM, patience)
-            facts.server_killed = server.process.returncode == -signal.SIGKILL
+            facts.server_killed = await self._end(server, signal.SIGTERM, patience)
+            # A server that was killed while its client ended is still to be reaped when it is
+            # told to end: a kill that nobody here sent is its own death.
+            by_kill = child_status(server) == -signal.SIGKILL
+            facts.server_died = by_kill and not facts.server_killed
         else:
             facts.server_died = True
             await self._note_end(server)
@@ -314,16 +317,22 @@ class Attempt:
         child.go()
         return child
 
-    async def _end(self, child: Child, number: signal.Signals, patience_s: float) -> None:
-        """Signal a child of ours, wait, kill its group when it does not end; note its status."""
+    async def _end(self, child: Child, number: signal.Signals, patience_s: float) -> bool:
+        """Signal a child of ours, wait, kill its group when it does not end; note its status.
+
+        Returns whether it had to be killed.
+        """
+        killed = False
         if child.process.returncode is None:
             self._table.send(child.record, number)
             if await self._patiently(child, patience_s) is None:
                 if child is self._server:
                     self._facts.log_bytes_at_kill = _size(self._folder / "server.log")
                 self._kill_group(child.record)
+                killed = True
                 await child.wait(self._options.limits.grace_s)
         await self._note_end(child)
+        return killed
 
     async def _patiently(self, child: Child, seconds: float) -> int | None:
         """Wait for a child, but no longer than somebody is willing to (``stop --now``)."""
@@ -393,6 +402,11 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
+
+
+def child_status(child: Child) -> int | None:
+    """Return a child's exit status as it is now; None while it runs."""
+    return child.process.returncode
 
 
 def _open_log(path: Path) -> BinaryIO:
