@@ -107,7 +107,7 @@ def _fault(facts: Facts, told: RunFacts) -> Fault:
     """
     if facts.client_exit == _CLIENT_REFUSED:
         return "semantic"
-    # Whatever gates fail after a server has died tell of its death, which stops the matrix by itself.
+    # Whatever gates fail after a server has died tell of its death, which stops the matrix.
     if facts.server_died:
         return "infrastructure"
     # What left no gate behind is machinery: an analysis that died, a log that is incomplete.

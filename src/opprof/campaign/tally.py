@@ -30,8 +30,7 @@ def matrix_facts(
         measured=len(measured),
         quarantined=sum(record.drain_quarantined is True for record in measured),
         clean_failed=sum(
-            any(_number(attempt, "client", CLEAN_FAILURE) for attempt in record.attempts)
-            for record in counted
+            any(_clean_window_failed(attempt) for attempt in record.attempts) for record in counted
         ),
         finished=finished,
         public_bytes=host.tree_bytes(folder),
@@ -44,6 +43,11 @@ def matrix_facts(
 def unrepresentative_before(record: RunRecord) -> int:
     """Return how many earlier attempts of the run were not representative in their windows."""
     return sum(_number(each, "layer2", UNREPRESENTATIVE) for each in record.attempts)
+
+
+def _clean_window_failed(attempt: Attempt) -> bool:
+    """Machinery that broke has its exact rerun; the share is about windows that were measured."""
+    return attempt.fault != "infrastructure" and _number(attempt, "client", CLEAN_FAILURE)
 
 
 def _number(attempt: Attempt, check: CheckName, name: str) -> bool:
