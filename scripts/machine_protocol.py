@@ -42,13 +42,16 @@ COMMON: dict[str, tuple[Any, str]] = {
 KINDS: dict[str, dict[str, Any]] = {
     "h200": {
         "patterns": {"P01": {}, "P03": {}},
-        "configs": {"C00": {}},
+        "configs": {"C00": {}, "C01": {}},
         "values": {
             "id": ("h200-small", ""),
-            "title": ("Two patterns on one H200 in minutes: the controller with a real engine", ""),
+            "title": ("Two patterns and two configurations on one H200 in minutes", ""),
             "pinned.hardware": ("NVIDIA H200", ""),
-            "workload.num_requests": (10240, "enough for a declared time scale of 0.15"),
-            "load.saturation_max_concurrency": (64, "so that the drain of long prompts is short"),
+            "workload.num_requests": (8192, "enough for a declared time scale of 0.08"),
+            "load.saturation_max_concurrency": (16, "the first long prompts end in a short warm-up"),
+            "cells.sentinel_patterns": (["P01", "P03"], ""),
+            "cells.sentinel_configs": (["C01"], ""),
+            "gates.offered_rate_error_max": (0.10, SHORTENED),
             "burnin.pattern": ("P01", ""),
             "h1b.irregular": (["P03"], ""),
             "h1b.contrasts": ([["P03", "P01"]], ""),

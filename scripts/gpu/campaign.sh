@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 parts=/tmp/opprof-parts site=/tmp/opprof-site model=/tmp/opprof-model work=/tmp/opprof-campaign
-scale=${TIME_SCALE:-0.15}
+scale=${TIME_SCALE:-0.08}
 export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1
 opprof() { python3 -m opprof "$@"; }
 
@@ -39,7 +39,7 @@ case $1 in
     mkdir -m 700 -p "$work/private"
     for row in P01:128:512 P03:4096:8192; do
       opprof materialize --id "${row%%:*}" --kind synthetic --input-uniform "${row#*:}" --output-fixed 64 \
-        --prefix none --arrival steady --num-requests 10240 --workload-seed 20260712 \
+        --prefix none --arrival steady --num-requests 8192 --workload-seed 20260712 \
         --tokenizer "$model" --out "$work/private/${row%%:*}.jsonl"
     done
     plugin=$(python3 -c "
@@ -65,8 +65,12 @@ print(plugin_path(Path('$work/plugin')))")
   wait) watch "$2" ;;
   bring)
     opprof campaign status "$work/campaign" || true
+    private=(--private "$work/private/P01.jsonl" --private "$work/private/P03.jsonl")
+    opprof decide "$work/campaign" || true
     opprof verify "$work/campaign" || true
-    opprof scan "$work/campaign" --private "$work/private/P01.jsonl" --private "$work/private/P03.jsonl" || true
+    opprof scan "$work/campaign" "${private[@]}" || true
+    opprof pack "$work/campaign" --out "$work/packed.tar.gz" "${private[@]}" || true
+    ls -l "$work"
     nvidia-smi --query-gpu=name,memory.used --format=csv
     ps aux | grep -c "[V]LLM::EngineCore" || true
     (cd "$work" && tar czf "$2/campaign.tar.gz" --exclude='*.pt.trace.json.gz' --exclude=provenance campaign frozen.toml)
