@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # On the GPU machine: the small H200 campaign under the detached controller, in calls of ten minutes.
 #
-# usage: campaign.sh start SECONDS | campaign.sh wait SECONDS | campaign.sh kill SECONDS | campaign.sh bring OUT
+# usage: campaign.sh start SECONDS | campaign.sh wait SECONDS | campaign.sh kill SECONDS [RUN] | campaign.sh bring OUT
 #
 # start  unpack, freeze, materialise, start detached, watch for at most SECONDS
-# kill   SIGKILL the controller, show that nobody owns the campaign, resume, watch
+# kill   once RUN (default: none) has begun, SIGKILL the controller, show that nobody owns the campaign, resume, watch
 # wait   watch on
 # bring  decide, verify, scan, and leave tar files in OUT
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 parts=/tmp/opprof-parts site=/tmp/opprof-site model=/tmp/opprof-model work=/tmp/opprof-campaign
-scale=${TIME_SCALE:-0.08}
+scale=${TIME_SCALE:-0.05}
 export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1
 opprof() { python3 -m opprof "$@"; }
 
@@ -32,7 +32,7 @@ case $1 in
       cat "$parts"/part.* | xz -dc -T0 | tar xf - -C "$site"
       touch "$site/.unpacked"
     fi
-    [ -f "$model/tokenizer.json" ] || python3 scripts/gpu/make_model.py "$model"
+    [ -f "$model/tokenizer.json" ] || python3 scripts/gpu/make_model.py "$model" "${LAYERS:-12}"
     opprof doctor --host || true
     python3 scripts/machine_protocol.py h200 "$work/h200.toml"
     opprof protocol freeze "$work/h200.toml" --out "$work/frozen.toml"
@@ -53,6 +53,8 @@ print(plugin_path(Path('$work/plugin')))")
     watch "$2"
     ;;
   kill)
+    until grep -q "${3:-}: attempt 1 begins" "$work/campaign/controller.log"; do sleep 1; done
+    sleep "${KILL_AFTER:-10}"
     pid=$(python3 -c "import json;print(json.load(open('$work/campaign/controller.json'))['process']['pid'])")
     opprof campaign status "$work/campaign" || true
     kill -KILL "$pid"
@@ -67,13 +69,13 @@ print(plugin_path(Path('$work/plugin')))")
     opprof campaign status "$work/campaign" || true
     private=(--private "$work/private/P01.jsonl" --private "$work/private/P03.jsonl")
     opprof decide "$work/campaign" || true
+    (cd "$work" && tar czf "$2/campaign.tar.gz" --exclude='*.pt.trace.json.gz' --exclude=provenance campaign frozen.toml)
     opprof verify "$work/campaign" || true
     opprof scan "$work/campaign" "${private[@]}" || true
     opprof pack "$work/campaign" --out "$work/packed.tar.gz" "${private[@]}" || true
     ls -l "$work"
     nvidia-smi --query-gpu=name,memory.used --format=csv
     ps aux | grep -c "[V]LLM::EngineCore" || true
-    (cd "$work" && tar czf "$2/campaign.tar.gz" --exclude='*.pt.trace.json.gz' --exclude=provenance campaign frozen.toml)
     (cd "$work" && find campaign -name '*.pt.trace.json.gz' -size -15M | sort | head -4 | tar cf "$2/traces.tar" -T -)
     ls -l "$2"
     ;;

@@ -54,8 +54,9 @@ def main() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder = Path(sys.argv[1])
+    layers = int(sys.argv[2]) if len(sys.argv) > 2 else CONFIG["num_hidden_layers"]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(alphabet)}
     for index in range(len(vocabulary), VOCABULARY):
