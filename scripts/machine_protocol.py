@@ -45,13 +45,23 @@ KINDS: dict[str, dict[str, Any]] = {
         "configs": {"C00": {}, "C01": {}},
         "values": {
             "id": ("h200-small", ""),
-            "title": ("Two patterns, two configurations, one H200, 12 of the 48 layers: minutes", ""),
+            "title": (
+                "Two patterns, two configurations, one H200, 12 layers of 48",
+                "",
+            ),
             "pinned.hardware": ("NVIDIA H200", ""),
             "workload.num_requests": (8192, "enough for a declared time scale of 0.05"),
-            "load.saturation_max_concurrency": (16, "the first long prompts end in a short warm-up"),
+            "load.saturation_max_concurrency": (
+                16,
+                "long prompts must end in a short warm-up",
+            ),
             "cells.sentinel_patterns": (["P01", "P03"], ""),
             "cells.sentinel_configs": (["C01"], ""),
             "gates.offered_rate_error_max": (0.10, SHORTENED),
+            "representativeness.smd_max": (
+                200.0,
+                "opened: profiled steps are slower, so more requests decode in each; see docs",
+            ),
             "burnin.pattern": ("P01", ""),
             "h1b.irregular": (["P03"], ""),
             "h1b.contrasts": ([["P03", "P01"]], ""),

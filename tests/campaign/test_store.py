@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opprof.artifacts.campaign import Attempt, Phase, RunRecord, Slot, Stop, Transition
+from opprof.campaign import state
 from opprof.campaign.store import (
     CRASH_VARIABLE,
     CrashPoints,
@@ -103,6 +104,39 @@ def test_moving_aside_twice_is_moving_once(tmp_path: Path) -> None:
     assert not folder.exists()
     assert here.move_aside(first) == moved
     assert here.move_aside(moved) == moved
+
+
+@pytest.fixture
+def kept_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without provenance there is nothing to record a moved folder in."""
+    monkeypatch.setattr(state, "put_aside", lambda store, record, sha256: record)
+
+
+@pytest.mark.usefixtures("kept_in_place")
+@pytest.mark.parametrize(("written_s", "gpu_s"), [(40, 40.0), (0, 0.0)])
+def test_an_attempt_its_controller_left_is_charged_to_its_last_sign_of_life(
+    tmp_path: Path, written_s: int, gpu_s: float
+) -> None:
+    here = store(tmp_path)
+    here.save(record())
+    log = tmp_path / "runs" / "P01-C00-saturation" / "server.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("alive\n")
+    os.utime(log, ns=(1, written_s * 10**9 + 1))
+    (recovered,) = state.recover(here, "0" * 64, lambda _: None)
+    assert recovered.attempt is not None
+    assert recovered.attempt.phase == "interrupted"
+    assert recovered.attempt.gpu_seconds == gpu_s
+
+
+@pytest.mark.usefixtures("kept_in_place")
+def test_an_attempt_broken_off_now_is_charged_until_now(tmp_path: Path) -> None:
+    here = Store(tmp_path, wall_ns=lambda: 7 * 10**9 + 1)
+    here.save(record())
+    (tmp_path / "runs" / "P01-C00-saturation").mkdir(parents=True)
+    ended = state.interrupt(here, record(), "told to stop", "0" * 64)
+    assert ended.attempt is not None
+    assert ended.attempt.gpu_seconds == 7.0
 
 
 def test_a_kept_attempt_is_never_overwritten(tmp_path: Path) -> None:

@@ -125,10 +125,16 @@ def interrupt(
     reason: str,
     protocol_sha256: str,
     fault: Fault = "interrupted",
+    *,
+    until_wall_ns: int | None = None,
 ) -> RunRecord:
-    """End an attempt that was broken off; its folder is kept."""
+    """End an attempt that was broken off; its folder is kept.
+
+    ``until_wall_ns``: until when its server may have owned its GPUs (default: now).
+    """
     assert record.attempt is not None
-    cost = attempt_cost(record.attempt)
+    until = store.wall_ns() if until_wall_ns is None else until_wall_ns
+    cost = attempt_cost(record.attempt, until_wall_ns=until)
     record = store.transition(record, "interrupted", reason, fault=fault, gpu_seconds=cost.gpu_s)
     return put_aside(store, record, protocol_sha256)
 
@@ -156,7 +162,9 @@ def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> l
     """Bring every run that a dead controller left into order; its processes must be gone already.
 
     An attempt whose seven checks were saved is completed; any other attempt under way becomes
-    ``interrupted`` and its folder is kept. Returns the records.
+    ``interrupted`` and its folder is kept. It is charged until the last file in its folder was
+    written: a server that lived until now wrote its log when it was ended, and one that died with
+    its machine long ago is not charged for the days since. Returns the records.
     """
     records, planned = [], store.runs()
     for record in planned:
@@ -170,7 +178,13 @@ def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> l
             else:
                 say(f"{record.run}: attempt {attempt.number} was broken off in {record.state}")
                 reason = f"the controller ended in {record.state}"
-                record = interrupt(store, record, reason, protocol_sha256)
+                record = interrupt(
+                    store,
+                    record,
+                    reason,
+                    protocol_sha256,
+                    until_wall_ns=store.last_written_ns(attempt.folder),
+                )
         else:
             record = put_aside(store, record, protocol_sha256)
         records.append(record)

@@ -95,6 +95,11 @@ class Store:
         """The run directory of the attempt in progress or of the complete run."""
         return self.folder / "runs" / run
 
+    def last_written_ns(self, folder: str) -> int:
+        """Return when the newest file below ``folder`` was written, Unix ns; 0 for none."""
+        entries = (self.folder / folder).rglob("*")
+        return max((entry.lstat().st_mtime_ns for entry in entries), default=0)
+
     # --------------------------------------------------------- campaign, stop, controller
 
     def campaign(self) -> Campaign:
