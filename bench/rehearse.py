@@ -92,7 +92,7 @@ def repeats(count: int, jobs: int) -> str:
             jobs=jobs,
             advance=lambda line: print("  " + line, flush=True),
         )
-    assert done.report.repeats is not None, done.repeats_reason
+    assert done.report.repeats is not None
     found = {
         part: {name: f"{rate.count}/{rate.trials}" for name, rate in outcomes.items()}
         for part, outcomes in done.report.repeats.outcomes.items()

@@ -1,4 +1,4 @@
-"""Whole small campaigns: planted truths come back, repeats agree with the whole path."""
+"""Whole small campaigns: planted truths come back, with their repeats."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from opprof.artifacts.rehearsal import Rehearsal
 from opprof.cli.rehearse import rehearse as command
-from opprof.decision.series import CleanSeries
 from opprof.errors import InputError, SchemaError, StateConflict
 from opprof.protocol import load_protocol
 from opprof.protocol.check import check_protocol
 from opprof.rehearsal.campaign import run_seed
-from opprof.rehearsal.fast import resample_series, waste_of
 from opprof.rehearsal.repeats import rate
 from opprof.rehearsal.truth import (
     NOTHING,
@@ -28,7 +25,6 @@ from opprof.rehearsal.truth import (
     planted_in,
     without_effects,
 )
-from opprof.statistics.interference import StepTimes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
 PATTERNS = ["P01", "P02", "P03", "P09"]
@@ -77,7 +73,6 @@ def test_an_inversion_comes_back_with_its_repeats(short: Path, tmp_path: Path) -
     assert {row.gate for row in report.gates} >= {"representativeness", "recovery"}
     assert any(row.test == "gap P01/P02" and row.resolution for row in report.resolution)
     assert report.repeats is not None and report.repeats.recovered is not None
-    # The fast path agrees with the whole path on a truth as plain as this one.
     assert report.repeats.recovered.count == report.repeats.repeats == 2
     decision = json.loads((out / "decision.json").read_bytes())
     assert decision["simulated"] is True and "simulated" in decision["label"]
@@ -138,27 +133,6 @@ def test_effects_act_where_they_are_planted() -> None:
 def test_runs_have_their_own_streams() -> None:
     assert run_seed(1, "a") != run_seed(1, "b") != run_seed(2, "b")
     assert run_seed(1, "a") == run_seed(1, "a")
-
-
-def series(bins: int = 40) -> CleanSeries:
-    steps = np.arange(bins * 3)
-    names = ("padded_tokens", "bucket_tokens", "miss_steps", "executed_steps", "step_ms")
-    names += ("eligible_miss_steps", "overflow_steps", "scheduled_tokens")
-    sums = {name: np.arange(bins, dtype=np.float64) + 1 for name in names}
-    times = StepTimes(steps, steps, steps, steps, steps.astype(np.float64))
-    return CleanSeries(bins, 5, sums, times, steps // 3)
-
-
-def test_resampled_blocks_keep_steps_and_sums_together() -> None:
-    before = series()
-    after = resample_series(before, np.random.Generator(np.random.PCG64(1)))
-    assert after.bins == before.bins
-    first = after.sums["step_ms"].astype(int) - 1
-    # Blocks of five neighbouring bins, and each bin's three steps with it.
-    assert all((np.diff(block) == 1).all() for block in first.reshape(-1, 5))
-    assert len(after.step_bins) == 3 * before.bins
-    assert (after.steps.prefill_tokens // 3 == first[after.step_bins]).all()
-    assert waste_of(after)["padding_fraction"] == 1.0
 
 
 def test_rates_carry_wilson_intervals() -> None:

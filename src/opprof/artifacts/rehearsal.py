@@ -3,6 +3,7 @@
 Everything in it is simulated: it speaks of a design, never of hardware.
 
 Format history
+    schema 2    ``repeats`` are whole rehearsals: one row each, gates over all runs; no populations.
     schema 1    first.
 """
 
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 from opprof.artifacts.common import SanityBlock, Sha256
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Rate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,26 +100,52 @@ class VerdictRow(Struct, frozen=True, forbid_unknown_fields=True):
     reasons: list[str]
 
 
+class Spread(Struct, frozen=True, forbid_unknown_fields=True):
+    """One number over repeats."""
+
+    count: int
+    """Repeats that have it."""
+    mean: float
+    sd: float | None
+    """Standard deviation (divisor count - 1); null for one value."""
+
+
+class Repeat(Struct, frozen=True, forbid_unknown_fields=True):
+    """One repeat: a whole rehearsal under its own seed."""
+
+    seed: int
+    """``opprof rehearse --seed`` with it makes the same rehearsal."""
+    outcomes: dict[str, str]
+    """``H1a``, ``H1b``, ``compound`` to outcome."""
+    runs: int
+    """Runs that could be made."""
+    refused: list[str]
+    """Runs that the client did not accept."""
+    failed_gates: dict[str, list[str]]
+    """Run to the gates that it failed; runs without one are left out."""
+
+
 class Repeats(Struct, frozen=True, forbid_unknown_fields=True):
-    """Outcomes over repeats on the fast path."""
+    """Outcomes over repeats under other seeds."""
 
     repeats: int
     outcomes: dict[str, dict[str, Rate]]
     """``H1a``, ``H1b``, ``compound`` to outcome to rate."""
     recovered: Rate | None
-    """Repeats that meet the truth's expectation; null without one."""
+    """Repeats that meet the truth's expected outcomes; null without one."""
     gates: dict[str, Rate]
-    """Gate to the share of load points that fail it."""
-    population_windows: int
-    """Profile windows a cell that the repeats draw from."""
-    resamples: int
-    permutations: int
+    """Gate to the share of runs that fail it."""
+    refused: Rate
+    """Runs that the client did not accept."""
+    spread: dict[str, dict[str, Spread]]
+    """Run to what the decision uses of it (as ``measures``) to its scatter."""
+    rows: list[Repeat]
 
 
 class Rehearsal(Struct, frozen=True, forbid_unknown_fields=True):
     """The artefact."""
 
-    schema: Literal[1]
+    schema: Literal[2]
     simulated: Literal[True]
     protocol_id: str
     protocol_sha256: Sha256
@@ -133,6 +160,9 @@ class Rehearsal(Struct, frozen=True, forbid_unknown_fields=True):
     resolution: list[ResolutionRow]
     verdicts: dict[str, VerdictRow]
     """``H1a``, ``H1b``, ``compound``; empty when no run could be decided on."""
+    measures: dict[str, dict[str, float]]
+    """Run to name to value, of what the decision uses: throughput, latencies, waste, shares of
+    graph modes (``mode_share.FULL``) and of families in the windows (``share.attention``)."""
     expectation_missed: list[str]
     """What the truth file expected and did not come out; empty when all did."""
     repeats: Repeats | None

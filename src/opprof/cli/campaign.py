@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from opprof.cli.campaign_plan import plan
-from opprof.cli.options import json_option
+from opprof.cli.options import SEED, json_option
 
 _folder = click.argument("folder", metavar="CAMPAIGN", type=click.Path(path_type=Path))
 _private = click.option(
@@ -49,7 +49,7 @@ group.add_command(plan)
     "--engine-env", "engine_environment", multiple=True, metavar="NAME=VALUE", help="Of the server."
 )
 @click.option("--time-scale", type=float, default=1.0, show_default=True, help="Declared factor.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the embedded engine.")
+@click.option("--seed", type=SEED, default=0, help="Of the embedded engine.")
 @click.option("--virtual", is_flag=True, help="Embedded engine in virtual time, in lock step.")
 @click.option("--only", multiple=True, metavar="P01[/C00]", help="These cells only; repeatable.")
 @click.option("--gpus", default="", metavar="0,1,2", help="Physical GPUs that may be used.")

@@ -11,6 +11,9 @@ import msgspec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SEED = click.IntRange(0, (1 << 62) - 1)
+"""A seed as artefacts can hold it: integers in them have at most 62 bits."""
+
 
 def required_protocol_option(function: F) -> F:
     """Add ``--protocol`` to a command that refuses to work without one."""

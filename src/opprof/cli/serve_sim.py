@@ -14,6 +14,7 @@ from typing import Any
 import click
 import msgspec
 
+from opprof.cli.options import SEED
 from opprof.engines.sim import DIRECTORY_VARIABLE
 from opprof.errors import EnvironmentFailure, InputError
 
@@ -63,7 +64,7 @@ _PROFILER_KEYS = frozenset(
     show_default=True,
     help="Seconds that SIGTERM leaves running requests; 0 ends at once, as vLLM's default does.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option(
     "--time-factor",
     type=click.FloatRange(min=0, min_open=True),

@@ -20,6 +20,24 @@ from opprof.client.warmup import warmup_gate
 from opprof.protocol.model import Gates
 from opprof.rules.lag import sustained_lag_ns
 
+NAMES = frozenset(
+    {
+        "timeline",
+        "warmup",
+        "clean_requests",
+        "token_counts",
+        "concurrency_cap",
+        "offered_rate",
+        "client_lag",
+        "client_cpu",
+        "client_loop_delay",
+        "profile_window",
+        "recovery",
+        "drain",
+    }
+)
+"""Every gate that :func:`run_gates` can return."""
+
 
 def run_gates(facts: RunFacts, gates: Gates, *, warmup_rule: str) -> list[Gate]:
     """Judge a run; the order is the order of the timeline."""

@@ -89,24 +89,15 @@ class ResampleTask:
 def resample_many(
     tasks: Sequence[ResampleTask], jobs: int, advance: Callable[[], None]
 ) -> dict[str, tuple[dict[str, Estimate], dict[str, Resampled]]]:
-    """Resample several runs, in worker processes when there are several of both."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+    """Resample several runs, in worker processes when there are several of both.
 
-    workers = min(jobs, len(tasks))
-    found = {}
-    if workers <= 1:
-        for task in tasks:
-            found[task.name] = task.run()
-            advance()
-        return found
-    # A forkserver child holds none of this process's threads.
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for task, result in zip(tasks, pool.map(ResampleTask.run, tasks), strict=True):
-            found[task.name] = result
-            advance()
-    return found
+    Raises:
+        EnvironmentFailure: a worker process was killed from outside.
+    """
+    from opprof.workers import run_many
+
+    found = run_many(ResampleTask.run, tasks, jobs=jobs, done=lambda _: advance())
+    return {task.name: result for task, result in zip(tasks, found, strict=True)}
 
 
 def _starts(

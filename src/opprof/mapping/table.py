@@ -10,6 +10,7 @@ gives the same value. Source: protocol, "Kernel-to-operator-family mapping"; con
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -99,13 +100,19 @@ def load_table(which: str | Path) -> MappingTable:
 def load_table_file(which: str | Path) -> LoadedTable:
     """Return the table with its parsed file: what :func:`load_table` checks, and the examples."""
     if isinstance(which, str) and which in BUILTIN_VERSIONS:
-        path = resources.files("opprof.mapping") / "tables" / f"{which}.toml"
-        return parse_table(path.read_bytes(), source=f"{which}.toml")
+        return _builtin(which)
     path = Path(which)
     if isinstance(which, str) and not path.suffix and not path.exists():
         known = ", ".join(BUILTIN_VERSIONS)
         raise InputError(f"no mapping table {which!r}: neither a built-in one ({known}) nor a file")
     return parse_table(read_bytes(path, limit_bytes=_LIMIT_BYTES), source=str(path))
+
+
+@lru_cache
+def _builtin(version: str) -> LoadedTable:
+    """Read a table of the package once: compiling its rules takes longer than a short run."""
+    path = resources.files("opprof.mapping") / "tables" / f"{version}.toml"
+    return parse_table(path.read_bytes(), source=f"{version}.toml")
 
 
 def parse_table(data: bytes, *, source: str) -> LoadedTable:

@@ -7,14 +7,9 @@ A cell whose saturation is not accepted has no moderate run, as in the real camp
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import signal
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -31,8 +26,7 @@ from opprof.protocol.load import parse_protocol
 from opprof.rehearsal.run import START_NS, RehearsedRun, profiler_config, rehearse_run
 from opprof.rehearsal.source import PlannedManifest, plan_manifest
 from opprof.rehearsal.truth import Truth, planted_in
-
-_PR_SET_PDEATHSIG = 1
+from opprof.workers import run_many
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,11 @@ def rehearse_campaign(
         Cell(protocol_bytes, source, pattern, config, both, "primary", truth, seed, out, None)
         for pattern, config in execution_order(protocol.file)
     ]
-    done = _map(cells, jobs, advance)
+
+    def tell(found: Sequence[RunReport | Skipped]) -> None:
+        advance(_line(found))
+
+    done = run_many(rehearse_cell, cells, jobs=jobs, done=tell)
     rule = protocol.file.confirmations
     results = {
         (run.pattern, run.config): run.folder / "client" / "result.json"
@@ -141,36 +139,11 @@ def rehearse_campaign(
         )
         for pattern in rule.patterns
     ]
-    done += _map(confirmations, jobs, advance)
+    done += run_many(rehearse_cell, confirmations, jobs=jobs, done=tell)
     runs = tuple(item for cell in done for item in cell if isinstance(item, RunReport))
     skipped = tuple(item for cell in done for item in cell if isinstance(item, Skipped))
     gpu_s, wall_s = _cost(protocol, runs)
     return CampaignReport(runs, skipped, gpu_s / 3600, wall_s / 3600)
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this worker when its parent is killed: nobody else would (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _map(
-    cells: Sequence[Cell], jobs: int, advance: Callable[[str], None]
-) -> list[list[RunReport | Skipped]]:
-    if jobs <= 1 or len(cells) <= 1:
-        done = []
-        for cell in cells:
-            done.append(rehearse_cell(cell))
-            advance(_line(done[-1]))
-        return done
-    with ProcessPoolExecutor(
-        min(jobs, len(cells)), mp_context=get_context("spawn"), initializer=end_with_parent
-    ) as pool:
-        done = []
-        for found in pool.map(rehearse_cell, cells):
-            done.append(found)
-            advance(_line(found))
-        return done
 
 
 def _line(found: Sequence[RunReport | Skipped]) -> str:
@@ -195,7 +168,7 @@ def rehearse_cell(cell: Cell) -> list[RunReport | Skipped]:
     for load_point in cell.load_points:
         rate = None
         if load_point == "moderate":
-            rate = moderate_rate(cell, protocol, manifest, saturation)
+            rate = _moderate_rate(cell, protocol, manifest, saturation)
         if isinstance(rate, str):
             done.append(Skipped(cell.pattern, cell.config, load_point, cell.role, rate))
             continue
@@ -206,7 +179,7 @@ def rehearse_cell(cell: Cell) -> list[RunReport | Skipped]:
     return done
 
 
-def moderate_rate(
+def _moderate_rate(
     cell: Cell, protocol: Protocol, manifest: PlannedManifest, saturation: Path | None
 ) -> DerivedRate | str:
     """Derive the moderate rate as the client does; a text says why there is none."""
@@ -235,12 +208,12 @@ def _rehearse(
 ) -> RunReport:
     suffix = "" if cell.role == "primary" else f"-{cell.role}"
     folder = cell.out / f"{cell.pattern}-{cell.config}-{load_point}{suffix}"
-    run = planned_run(protocol, cell, manifest, load_point, rate, folder)
+    run = _planned_run(protocol, cell, manifest, load_point, rate, folder)
     result = rehearse_run(run, cost, folder)
     return _report(folder, result, run.config.tensor_parallel_size)
 
 
-def planned_run(
+def _planned_run(
     protocol: Protocol,
     cell: Cell,
     manifest: PlannedManifest,

@@ -16,7 +16,7 @@ from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
-from opprof.rehearsal.truth import SlowNeighbour, Truth
+from opprof.rehearsal.truth import COLOCATION, SlowNeighbour, Truth
 
 _LIMIT_BYTES = 64 << 20
 _MEANING = "Runs beside a neighbour are not the runs alone."
@@ -75,7 +75,7 @@ def _shares(run: LoadedRun) -> dict[str, float]:
 
 def _gate(outcome: str, reason: str, numbers: dict[str, Value]) -> Gate:
     return Gate(
-        name="colocation",
+        name=COLOCATION,
         outcome=outcome,  # type: ignore[arg-type]
         reason=reason,
         numbers=numbers,

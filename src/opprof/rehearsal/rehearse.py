@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from opprof._version import __version__
 from opprof.analysis.gates import CATALOGUE
-from opprof.analysis.load import LoadedRun, load_runs
+from opprof.analysis.load import LoadedRun
 from opprof.artifacts.common import Gate
 from opprof.artifacts.decision import Decision
 from opprof.artifacts.rehearsal import (
@@ -18,20 +16,17 @@ from opprof.artifacts.rehearsal import (
     GateRow,
     Rehearsal,
     RehearsedRunRow,
-    Repeats,
     SkippedRunRow,
     VerdictRow,
 )
-from opprof.artifacts.sanity import Sanity
 from opprof.code_hash import code_sha256
-from opprof.decision.decide import decide
-from opprof.decision.facts import RunFacts
-from opprof.decision.load import REHEARSAL_GATES, provenance, run_facts
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
 from opprof.protocol.design import design
-from opprof.rehearsal.campaign import CampaignReport, rehearse_campaign
+from opprof.rehearsal.campaign import CampaignReport
 from opprof.rehearsal.colocation import colocation_gates
+from opprof.rehearsal.measures import measures
+from opprof.rehearsal.once import decide_once, rehearse_once
 from opprof.rehearsal.repeats import rate, repeat_design
 from opprof.rehearsal.resolution import resolutions
 from opprof.rehearsal.sanity import with_sanity
@@ -46,8 +41,6 @@ class Rehearsed:
 
     report: Rehearsal
     decision: Decision | None
-    repeats_reason: str | None
-    """Why repeats were asked for and could not be made."""
 
 
 def rehearse(
@@ -62,41 +55,34 @@ def rehearse(
 ) -> Rehearsed:
     """Rehearse a protocol below ``out`` (``runs/``) and return its report.
 
+    ``repeats``: how often it is rehearsed again under other seeds. ``jobs``: worker processes.
+
     Raises:
         InputError: the protocol cannot be rehearsed.
         StateConflict: ``out`` holds an earlier rehearsal.
+        EnvironmentFailure: a worker process was killed from outside.
     """
     data = read_bytes(Path(protocol.source), limit_bytes=_LIMIT_BYTES)
-    campaign = rehearse_campaign(
-        protocol, data, truth, out / "runs", seed=seed, jobs=jobs, advance=advance
-    )
-    folders = [run.folder for run in campaign.runs]
-    found = load_runs(folders, protocol, jobs=jobs) if folders else []
-    advance(f"{len(found)} runs analysed")
-    facts = [run_facts(item, protocol) for item in found]
-    decision = None
-    if facts:
-        decision = decide(
-            facts,
-            protocol,
-            provenance(facts, found, protocol),
-            exploratory=False,
-            tolerated=REHEARSAL_GATES,
-        )
+    once = rehearse_once(protocol, data, truth, out / "runs", seed=seed, jobs=jobs, advance=advance)
+    facts, decision = decide_once(once, protocol, jobs=jobs)
+    if decision is not None:
         advance(f"decided: {decision.compound.outcome}")
-    gates = _all_gates(found, folders)
-    null_found, null_gates = found, gates
+    gates, null = once.all_gates, once
     null_truth = without_effects(truth)
     if null_truth is not None:
-        null_found, null_gates = _no_effect(protocol, data, null_truth, out, seed, jobs, advance)
-        gates += colocation_gates(protocol, truth, null_found, found)
-    repeated: Repeats | None = None
-    reason: str | None = None
+        advance("the same campaign without the planted effects, for the gates' own rates:")
+        null = rehearse_once(
+            protocol, data, null_truth, out / "no-effect", seed=seed, jobs=jobs, advance=advance
+        )
+        gates += colocation_gates(protocol, truth, null.found, once.found)
+    repeated = None
     if repeats:
-        made = _repeats(protocol, data, truth, facts, campaign, seed, repeats, jobs, advance)
-        repeated, reason = (None, made) if isinstance(made, str) else (made, None)
+        repeated = repeat_design(
+            protocol, data, truth, seed=seed, repeats=repeats, jobs=jobs, advance=advance
+        )
+    campaign = once.campaign
     report = Rehearsal(
-        schema=1,
+        schema=2,
         simulated=True,
         protocol_id=protocol.file.id,
         protocol_sha256=protocol.sha256,
@@ -106,61 +92,16 @@ def rehearse(
         cost=_cost(protocol, campaign),
         runs=_rows(campaign),
         skipped=[SkippedRunRow(_name(item), item.reason) for item in campaign.skipped],
-        gates=_gate_rows(gates, null_gates, null_found),
+        gates=_gate_rows(gates, null.all_gates, null.found),
         resolution=[] if decision is None else resolutions(decision, facts, protocol),
         verdicts={} if decision is None else _verdicts(decision),
+        measures=measures(once.found, decision),
         expectation_missed=_missed(truth.file.expect, decision, gates, campaign),
         repeats=repeated,
         code_version=__version__,
         code_sha256=code_sha256(),
     )
-    return Rehearsed(with_sanity(report), decision, reason)
-
-
-def _no_effect(
-    protocol: Protocol,
-    data: bytes,
-    truth: Truth,
-    out: Path,
-    seed: int,
-    jobs: int,
-    advance: Callable[[str], None],
-) -> tuple[list[LoadedRun], list[Gate]]:
-    """Rehearse the same campaign with nothing planted: what its gates do under no effect."""
-    campaign = rehearse_campaign(protocol, data, truth, out / "no-effect", seed=seed, jobs=jobs)
-    folders = [run.folder for run in campaign.runs]
-    found = load_runs(folders, protocol, jobs=jobs) if folders else []
-    advance(f"{len(found)} runs without the planted effects analysed, for the gates' own rates")
-    return found, _all_gates(found, folders)
-
-
-def _repeats(
-    protocol: Protocol,
-    data: bytes,
-    truth: Truth,
-    facts: Sequence[RunFacts],
-    campaign: CampaignReport,
-    seed: int,
-    repeats: int,
-    jobs: int,
-    advance: Callable[[str], None],
-) -> Repeats | str:
-    saturation = {
-        run.pattern: run.folder / "client" / "result.json"
-        for run in campaign.runs
-        if run.load_point == "saturation" and run.config == protocol.file.load.primary_config
-    }
-    return repeat_design(
-        protocol,
-        data,
-        truth,
-        facts,
-        saturation,
-        seed=seed,
-        repeats=repeats,
-        jobs=jobs,
-        advance=advance,
-    )
+    return Rehearsed(with_sanity(report), decision)
 
 
 def _name(run: object) -> str:
@@ -207,17 +148,6 @@ def _verdicts(decision: Decision) -> dict[str, VerdictRow]:
 
 
 # --------------------------------------------------------------------------- gates
-
-
-def _all_gates(found: Sequence[LoadedRun], folders: Sequence[Path]) -> list[Gate]:
-    """Return every gate of the analyses, and the client's that the analysis has no name for."""
-    gates = [gate for item in found for gate in item.analysis.sanity.gates]
-    names = {gate.name for gate in gates}
-    for folder in folders:
-        data = read_bytes(folder / "client" / "sanity.json", limit_bytes=_LIMIT_BYTES)
-        client = msgspec.json.decode(data, type=Sanity)
-        gates += [gate for gate in client.gates if gate.name not in names]
-    return gates
 
 
 def _gate_rows(

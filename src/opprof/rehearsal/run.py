@@ -8,7 +8,6 @@ nor bytes depend on how fast this machine is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ from opprof.client.virtual import FixedWindow, VirtualClock
 from opprof.code_hash import code_sha256
 from opprof.engines.sim.blocks import BlockPool
 from opprof.engines.sim.config import ProfilerConfig, SimConfig
-from opprof.engines.sim.cost import CostFile, StepShape
+from opprof.engines.sim.cost import CostFile
 from opprof.engines.sim.effects import Effects
 from opprof.engines.sim.engine import SimEngine
-from opprof.engines.sim.graphs import Dispatch
 from opprof.engines.sim.kineto import TraceWriter
 from opprof.engines.sim.layer1 import StepRecorder
-from opprof.engines.sim.profiler import Profiler, WindowCapture
+from opprof.engines.sim.profiler import Profiler
 from opprof.errors import EnvironmentFailure
 from opprof.files import write_atomic
 from opprof.protocol import Protocol
@@ -65,8 +63,6 @@ class RehearsedRun:
     """Planted: the engine hangs this long when the drain begins."""
     stale_cache: bool = False
     """Planted: an earlier load left every prompt in the prefix cache (FIELD-CASES 15)."""
-    write_traces: bool = True
-    """False: windows cost what they cost, and no file is written (populations)."""
     fixed_window_s: float | None = None
     """Length of a profile window; None ends it when its iterations are over."""
     extra: dict[str, Any] | None = None
@@ -103,10 +99,8 @@ class _Stage:
                 mono_ns=self.clock.now_ns,
                 step_annotations=config.step_annotations,
             )
-            # Where no trace is wanted its absence is no fault, and nobody reads the events.
-            events = self.stream.with_name("engine-0.profiler.ndjson") if run.write_traces else None
-            write = writer.write if run.write_traces else _write_nothing
-            profiler = Profiler(config.profiler, cost.profiler, ranks, write, events)
+            events = self.stream.with_name("engine-0.profiler.ndjson")
+            profiler = Profiler(config.profiler, cost.profiler, ranks, writer.write, events)
         self.engine = SimEngine(
             config,
             cost,
@@ -160,23 +154,14 @@ class _Stage:
             self.engine.stall(round(self.run.drain_hang_s * 1e9))
 
 
-def rehearse_run(
-    run: RehearsedRun,
-    cost: CostFile,
-    folder: Path,
-    *,
-    on_shape: Callable[[int, Dispatch, StepShape], None] | None = None,
-) -> Result:
+def rehearse_run(run: RehearsedRun, cost: CostFile, folder: Path) -> Result:
     """Rehearse one run into ``folder`` (a run directory) and return the client's verdict.
-
-    ``on_shape`` hears every executed step's index, dispatch and shape.
 
     Raises:
         StateConflict: the folder holds a run already.
         EnvironmentFailure: a file cannot be written.
     """
     stage = _Stage(run, cost, folder)
-    stage.engine.on_shape = on_shape
     report = msgspec.json.format(msgspec.json.encode(run.config.report(cost)), indent=1)
     write_atomic(stage.stream.with_name("engine-config.json"), report + b"\n")
     stage.go()
@@ -189,10 +174,6 @@ def rehearse_run(
     stage.output.write_all(artefacts, facts, binding)
     _write_records(run, folder, names)
     return artefacts.result
-
-
-def _write_nothing(_window: WindowCapture) -> list[Path]:
-    return []
 
 
 def _fill_cache(pool: BlockPool, manifest: PlannedManifest) -> None:

@@ -28,18 +28,24 @@ from __future__ import annotations
 import math
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
+from opprof.analysis.gates import CATALOGUE
 from opprof.artifacts.run import LoadPoint
+from opprof.client.gates import NAMES as CLIENT_GATES
 from opprof.engines.sim.effects import FAMILY_PARTS, Effects, Lead, Neighbour
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
 
 _LIMIT_BYTES = 1 << 20
+
+COLOCATION = "colocation"
+"""The one gate that only a rehearsal has: it needs the same campaign without a neighbour."""
 
 Family = Literal["moe_gemm", "attention", "dense_gemm", "norm_elementwise", "moe_router"]
 Gap = Annotated[float, Meta(gt=0, lt=0.9)]
@@ -196,7 +202,7 @@ def load_truth(path: Path | None, patterns: list[str], configs: list[str] | None
 
     Raises:
         InputError: the file cannot be read, is no TOML, holds an infinite number, or names an
-            unknown pattern or configuration.
+            unknown pattern, configuration, gate or run.
         SchemaError: a key is missing, unknown or of the wrong type.
     """
     if path is None:
@@ -228,7 +234,36 @@ def load_truth(path: Path | None, patterns: list[str], configs: list[str] | None
                 raise InputError(f"{name} must be a finite number", path=path)
         if isinstance(effect, SlowNeighbour) and effect.to_s <= effect.from_s:
             raise InputError("a neighbour's to_s must be after its from_s", path=path)
+    _check_expectation(file.expect, patterns, configs, path)
     return Truth(file, sha256_bytes(data))
+
+
+def _check_expectation(
+    expect: Expectation, patterns: list[str], configs: list[str] | None, path: Path
+) -> None:
+    """A gate or run that cannot exist would be missed by every rehearsal.
+
+    Raises:
+        InputError: it names one.
+    """
+    gates = {*CATALOGUE, *CLIENT_GATES, COLOCATION}
+    unknown = sorted(set(expect.failed_gates) - gates)
+    if unknown:
+        near = get_close_matches(unknown[0], gates, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"expects the gate {unknown[0]!r}, which does not exist{hint}", path=path)
+    if configs is None:
+        return
+    runs = {
+        f"{pattern}-{config}-{load_point}{suffix}"
+        for pattern in patterns
+        for config in configs
+        for load_point in get_args(LoadPoint)
+        for suffix in ("", "-confirmation")
+    }
+    strange = sorted({*expect.refused_runs, *expect.quarantined_runs} - runs)
+    if strange:
+        raise InputError(f"expects the run {strange[0]!r}, which is not planned", path=path)
 
 
 @dataclass(frozen=True)

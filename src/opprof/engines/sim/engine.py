@@ -123,8 +123,6 @@ class SimEngine:
         self.counters = Counters()
         self.dead = False
         self.on_step: Callable[[Batch, Delivered, int], None] = _nobody
-        self.on_shape: Callable[[int, Dispatch, StepShape], None] | None = None
-        """Hears every executed step's index, dispatch and shape."""
         self._clock = clock
         self._recorder = recorder
         self._profiler = profiler
@@ -269,8 +267,6 @@ class SimEngine:
                 self._profiler.capture_empty(batch.step, now_ns)
             return _Flight(batch, None, now_ns, end_ns, profiled), now_ns + stall_ns
         dispatch, shape = self._dispatch(batch)
-        if self.on_shape is not None:
-            self.on_shape(batch.step, dispatch, shape)
         parts = self._parts(shape, batch)
         kernel_ns = round(sum(parts.values()) * MS)
         gap_ns = round(self.cost.host.gap_ms[dispatch.mode] * MS)

@@ -1,0 +1,94 @@
+"""One rehearsal of a protocol: every run and its analysis, then the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from opprof.analysis.load import LoadedRun, load_runs
+from opprof.artifacts.common import Gate
+from opprof.artifacts.decision import Decision
+from opprof.artifacts.sanity import Sanity
+from opprof.decision.decide import decide
+from opprof.decision.facts import RunFacts
+from opprof.decision.load import REHEARSAL_GATES, provenance, run_facts
+from opprof.files import read_bytes
+from opprof.protocol import Protocol
+from opprof.rehearsal.campaign import CampaignReport, rehearse_campaign
+from opprof.rehearsal.truth import Truth
+
+_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Once:
+    """The runs of one rehearsal, analysed."""
+
+    campaign: CampaignReport
+    found: list[LoadedRun]
+    """In the order of ``campaign.runs``."""
+    gates: list[list[Gate]]
+    """Of each of ``found``: the analysis' and those of the client's that it has no name for."""
+
+    @property
+    def all_gates(self) -> list[Gate]:
+        """The gates of all runs."""
+        return [gate for gates in self.gates for gate in gates]
+
+
+def rehearse_once(
+    protocol: Protocol,
+    data: bytes,
+    truth: Truth,
+    runs: Path,
+    *,
+    seed: int,
+    jobs: int,
+    advance: Callable[[str], None] = lambda _line: None,
+) -> Once:
+    """Rehearse the protocol into folders below ``runs`` and analyse them.
+
+    ``data``: the protocol's bytes. ``jobs``: worker processes; nothing depends on it.
+
+    Raises:
+        InputError: the protocol cannot be rehearsed.
+        StateConflict: a run folder exists already.
+        EnvironmentFailure: a worker process was killed from outside.
+    """
+    campaign = rehearse_campaign(protocol, data, truth, runs, seed=seed, jobs=jobs, advance=advance)
+    folders = [run.folder for run in campaign.runs]
+    found = load_runs(folders, protocol, jobs=jobs) if folders else []
+    advance(f"{len(found)} runs analysed")
+    return Once(campaign, found, _gates(found, folders))
+
+
+def decide_once(
+    once: Once, protocol: Protocol, *, jobs: int
+) -> tuple[list[RunFacts], Decision | None]:
+    """Return what a decision reads of the runs, and the decision; None when no run was made."""
+    facts = [run_facts(item, protocol) for item in once.found]
+    if not facts:
+        return facts, None
+    decision = decide(
+        facts,
+        protocol,
+        provenance(facts, once.found, protocol),
+        exploratory=False,
+        tolerated=REHEARSAL_GATES,
+        jobs=jobs,
+    )
+    return facts, decision
+
+
+def _gates(found: Sequence[LoadedRun], folders: Sequence[Path]) -> list[list[Gate]]:
+    names = {gate.name for item in found for gate in item.analysis.sanity.gates}
+    gates = []
+    for item, folder in zip(found, folders, strict=True):
+        data = read_bytes(folder / "client" / "sanity.json", limit_bytes=_LIMIT_BYTES)
+        client = msgspec.json.decode(data, type=Sanity)
+        own = [gate for gate in client.gates if gate.name not in names]
+        gates.append([*item.analysis.sanity.gates, *own])
+    return gates

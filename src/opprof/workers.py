@@ -1,0 +1,137 @@
+"""The same work on several items in worker processes: what comes out does not depend on how many.
+
+An interrupt is the parent's to answer: workers never see it, are ended, and nothing stays behind. A
+worker ends when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from typing import TypeVar
+
+from opprof.errors import EnvironmentFailure
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_LOOK_S = 0.2
+"""How often a waiting parent looks for a signal."""
+
+
+def run_many(
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    *,
+    jobs: int,
+    done: Callable[[_Result], None] = lambda _: None,
+) -> list[_Result]:
+    """Do the work on every item and return the results in the items' order.
+
+    Args:
+        work: can be pickled; it must write nothing that outlives being ended in the middle.
+        items: can be pickled.
+        jobs: worker processes, at most one per item; 1 works in this process.
+        done: hears each result, in the items' order, in the caller's thread.
+
+    Raises:
+        Exception: what the work raises for the first item, in order, that it fails on.
+        EnvironmentFailure: a worker process was killed from outside.
+        KeyboardInterrupt: SIGINT or SIGTERM came.
+    """
+    workers = min(len(items), jobs)
+    results = []
+    if workers <= 1:
+        for item in items:
+            results.append(work(item))
+            done(results[-1])
+        return results
+    # A forkserver child holds none of this process's threads (progress display, callers' own).
+    context = multiprocessing.get_context("forkserver")
+    _start_forkserver()
+    others = set(multiprocessing.active_children())
+    with (
+        _held_signals() as interrupted,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
+    ):
+        try:
+            for future in [pool.submit(work, item) for item in items]:
+                results.append(_result(future, interrupted))
+                done(results[-1])
+        except BrokenProcessPool as error:
+            reason = "a worker process was killed (memory?); try fewer with --jobs"
+            raise EnvironmentFailure(reason) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()
+            raise
+    return results
+
+
+def _result(future: Future[_Result], interrupted: threading.Event) -> _Result:
+    """Wait for one result.
+
+    Raises:
+        KeyboardInterrupt: a signal came meanwhile.
+    """
+    while not interrupted.is_set():
+        if wait([future], timeout=_LOOK_S).done:
+            return future.result()
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _held_signals() -> Iterator[threading.Event]:
+    """Hold SIGINT and SIGTERM back: an exception in the middle of the pool's own locks hangs it.
+
+    Yields the event that a signal sets. Outside the main thread no signal arrives, and nothing is
+    changed.
+    """
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A signal that its sender meant to be ignored or fatal stays so.
+    held = {number: old for number, old in before.items() if callable(old)}
+    for number in held:
+        signal.signal(number, lambda *_: event.set())
+    try:
+        yield event
+    finally:
+        for number, old in held.items():
+            signal.signal(number, old)
+
+
+def _start_forkserver() -> None:
+    """Start it with SIGINT blocked, which its children inherit: Ctrl-C is the parent's to answer.
+
+    Otherwise every worker of the terminal's foreground group prints a traceback of its own.
+    """
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the parent is gone. A killed parent tells nobody, and a pool's worker
+    would wait for its next task for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
