@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from opprof.artifacts.engine import ProfilerEvent
 from opprof.artifacts.run import Interval, RequestRecord
 from opprof.client.facts import Health, RunFacts
-from opprof.client.gates import failed_reasons, run_gates
+from opprof.client.gates import NAMES, failed_reasons, run_gates
 from opprof.client.journal import Failure
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
 from opprof.client.ports import ControlReply
@@ -93,6 +93,12 @@ def test_a_good_run_fails_nothing() -> None:
     gates = run_gates(facts(), GATES, warmup_rule="completions")
     assert failed_reasons(gates) == []
     assert all(gate.meaning and gate.action for gate in gates if gate.outcome == "pass")
+
+
+def test_every_gate_is_in_the_list() -> None:
+    value = dataclasses.replace(facts(profile=1), windows=[window()], profiler_events=[])
+    gates = run_gates(value, GATES, warmup_rule="completions")
+    assert {gate.name for gate in gates} | {"recovery"} == NAMES
 
 
 def test_few_completions_in_the_warm_up() -> None:

@@ -93,7 +93,7 @@ def test_faults_are_found_and_the_output_says_simulated(short: Path, tmp_path: P
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (EXAMPLES / "truths").glob("*.toml")))
 def test_every_example_truth_is_readable(name: str) -> None:
-    truth = load_truth(EXAMPLES / "truths" / name, PATTERNS)
+    truth = load_truth(EXAMPLES / "truths" / name, PATTERNS, ["C00"])
     assert truth.file.name == name.removesuffix(".toml") and truth.sha256 is not None
 
 
@@ -156,6 +156,31 @@ def test_effects_that_cannot_act_are_refused(tmp_path: Path, effect: str, reason
     path.write_text(f'schema = 1\nname = "x"\n[[effects]]\n{effect}\n')
     with pytest.raises(InputError, match=reason):
         load_truth(path, PATTERNS, ["C00"])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('failed_gates = ["recovery", "prefix_sharin"]', "'prefix_sharin'.* did you mean prefix_"),
+        ('failed_gates = ["zzz"]', "'zzz', which does not exist$"),
+        ('refused_runs = ["P01-C00-peak"]', "'P01-C00-peak', which is not planned"),
+        ('quarantined_runs = ["P77-C00-moderate"]', "'P77-C00-moderate'"),
+    ],
+)
+def test_expectations_that_nothing_can_meet_are_refused(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    path = tmp_path / "truth.toml"
+    path.write_text(f'schema = 1\nname = "x"\n[expect]\n{line}\n')
+    with pytest.raises(InputError, match=reason):
+        load_truth(path, PATTERNS, ["C00"])
+
+
+@pytest.mark.parametrize("seed", ["-1", str(1 << 62), "9" * 30, "9" * 5000, "1.5", "nan"])
+def test_seeds_that_no_artefact_can_hold_are_refused(seed: str) -> None:
+    result = CliRunner().invoke(command, [str(EXAMPLES / "twins.toml"), "--seed", seed])
+    assert result.exit_code == 2 and "'--seed'" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_a_truth_of_no_effect_keeps_equal_shares_only() -> None:
