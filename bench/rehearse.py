@@ -2,8 +2,7 @@
 
     python bench/rehearse.py cell [P03 C00]      two full-length runs of the packaged protocol
     python bench/rehearse.py campaign [--jobs N] the packaged protocol's whole campaign
-    python bench/rehearse.py repeats N           N repeats of examples/rehearsal/twins.toml
-    python bench/rehearse.py agree N             N whole rehearsals, 100 or more repeats of one
+    python bench/rehearse.py repeats N [FILE]    N repeats of protocols/small.toml or FILE
 
 Prints virtual seconds, wall and processor seconds (children included), and their limits from the
 issue beside them: 30 s a run, 60 s a cell, 60 minutes a campaign, 10 minutes for 200 repeats.
@@ -13,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,10 +22,9 @@ from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.load import packaged_path
 from opprof.rehearsal.campaign import Cell, rehearse_campaign, rehearse_cell
 from opprof.rehearsal.rehearse import rehearse
-from opprof.rehearsal.truth import NOTHING, load_truth
+from opprof.rehearsal.truth import NOTHING
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "rehearsal"
-TWINS, TRUTHS = EXAMPLES / "twins.toml", EXAMPLES / "truths"
+SMALL = Path(__file__).parents[1] / "protocols" / "small.toml"
 
 
 def measured(work: Callable[[], str], limit_s: float) -> None:
@@ -79,8 +75,8 @@ def campaign(protocol: Protocol, jobs: int) -> str:
     )
 
 
-def repeats(count: int, jobs: int) -> str:
-    protocol = load_protocol(TWINS)
+def repeats(count: int, source: str, jobs: int) -> str:
+    protocol = load_protocol(source)
     assert protocol is not None
     with tempfile.TemporaryDirectory() as folder:
         done = rehearse(
@@ -92,49 +88,18 @@ def repeats(count: int, jobs: int) -> str:
             jobs=jobs,
             advance=lambda line: print("  " + line, flush=True),
         )
-    assert done.report.repeats is not None
-    found = {
-        part: {name: f"{rate.count}/{rate.trials}" for name, rate in outcomes.items()}
-        for part, outcomes in done.report.repeats.outcomes.items()
+    found = done.report.repeats
+    assert found is not None
+    shares = {
+        part: {name: f"{rate.count}/{rate.trials}" for name, rate in rates.items()}
+        for part, rates in found.outcomes.items()
     }
-    return f"twins, whole rehearsal and {count} repeats: {found}"
-
-
-def agree(count: int, jobs: int) -> str:
-    """Outcomes and window leads of whole rehearsals under other seeds, and of the fast path."""
-    protocol = load_protocol(TWINS)
-    assert protocol is not None
-    truth = load_truth(TRUTHS / "near-threshold.toml", [row.id for row in protocol.file.patterns])
-    whole: Counter[str] = Counter()
-    leads: list[float] = []
-    fast = None
-    for seed in range(count):
-        with tempfile.TemporaryDirectory() as folder:
-            done = rehearse(
-                protocol,
-                truth,
-                Path(folder),
-                seed=seed,
-                repeats=max(100, count) if seed == 0 else 0,
-                jobs=jobs,
-                advance=lambda _line: None,
-            )
-        fast = fast or done.report.repeats
-        assert done.decision is not None
-        whole[done.report.verdicts["H1a"].outcome] += 1
-        for item in done.decision.inversions:
-            planted = {item.pattern_p, item.pattern_q} == {"P01", "P09"}
-            if planted and {item.family_a, item.family_b} == {"attention", "moe_gemm"}:
-                leads += [gap for gap in (*item.gaps_p, *item.gaps_q) if gap is not None]
-    assert fast is not None
-    drawn = {name: f"{r.count}/{r.trials}" for name, r in fast.outcomes["H1a"].items()}
-    spread = f"{statistics.fmean(leads):+.4f}, standard deviation {statistics.stdev(leads):.4f}"
-    return f"H1a over {count} whole rehearsals {dict(whole)}, fast path {drawn}; leads {spread}"
+    return f"{protocol.file.id}, rehearsal and {count} repeats, {jobs} processes: {shares}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["cell", "campaign", "repeats", "agree"])
+    parser.add_argument("what", choices=["cell", "campaign", "repeats"])
     parser.add_argument("values", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
     arguments = parser.parse_args()
@@ -146,11 +111,10 @@ def main() -> int:
         measured(lambda: cell(protocol, pattern, config), 60)
     elif arguments.what == "campaign":
         measured(lambda: campaign(protocol, arguments.jobs), 3600)
-    elif arguments.what == "agree":
-        measured(lambda: agree(int(values[0]) if values else 20, arguments.jobs), 3600)
     else:
         count = int(values[0]) if values else 200
-        measured(lambda: repeats(count, arguments.jobs), 600)
+        source = values[1] if len(values) > 1 else str(SMALL)
+        measured(lambda: repeats(count, source, arguments.jobs), 600)
     return 0
 
 

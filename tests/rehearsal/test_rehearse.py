@@ -63,7 +63,7 @@ def run(arguments: Sequence[object]) -> tuple[int, str]:
 def test_an_inversion_comes_back_with_its_repeats(short: Path, tmp_path: Path) -> None:
     truth = EXAMPLES / "truths" / "inversion.toml"
     out = tmp_path / "out"
-    arguments = [short, "--truth", truth, "--seed", 3, "--repeat", 2, "--jobs", 1, "--out", out]
+    arguments = [short, "--truth", truth, "--seed", 3, "--repeat", 1, "--jobs", 1, "--out", out]
     code, text = run([*arguments, "--json"])
     report = msgspec.json.decode(text, type=Rehearsal)
     assert report.simulated and report.verdicts["H1a"].outcome == "CONFIRMED"
@@ -73,7 +73,7 @@ def test_an_inversion_comes_back_with_its_repeats(short: Path, tmp_path: Path) -
     assert {row.gate for row in report.gates} >= {"representativeness", "recovery"}
     assert any(row.test == "gap P01/P02" and row.resolution for row in report.resolution)
     assert report.repeats is not None and report.repeats.recovered is not None
-    assert report.repeats.recovered.count == report.repeats.repeats == 2
+    assert report.repeats.recovered.count == report.repeats.repeats == 1
     decision = json.loads((out / "decision.json").read_bytes())
     assert decision["simulated"] is True and "simulated" in decision["label"]
     for file in ("client/timeline.json", "client/result.json", "environment.json"):

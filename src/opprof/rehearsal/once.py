@@ -62,7 +62,7 @@ def rehearse_once(
     folders = [run.folder for run in campaign.runs]
     found = load_runs(folders, protocol, jobs=jobs) if folders else []
     advance(f"{len(found)} runs analysed")
-    return Once(campaign, found, _gates(found, folders))
+    return Once(campaign, found, gates_of(found))
 
 
 def decide_once(
@@ -83,12 +83,17 @@ def decide_once(
     return facts, decision
 
 
-def _gates(found: Sequence[LoadedRun], folders: Sequence[Path]) -> list[list[Gate]]:
+def gates_of(found: Sequence[LoadedRun]) -> list[list[Gate]]:
+    """Return each analysed run's gates, and the client's that the analysis has no name for.
+
+    Raises:
+        InputError: the client's ``sanity.json`` cannot be read.
+    """
     names = {gate.name for item in found for gate in item.analysis.sanity.gates}
     gates = []
-    for item, folder in zip(found, folders, strict=True):
-        data = read_bytes(folder / "client" / "sanity.json", limit_bytes=_LIMIT_BYTES)
-        client = msgspec.json.decode(data, type=Sanity)
+    for item in found:
+        path = item.source / "client" / "sanity.json"
+        client = msgspec.json.decode(read_bytes(path, limit_bytes=_LIMIT_BYTES), type=Sanity)
         own = [gate for gate in client.gates if gate.name not in names]
         gates.append([*item.analysis.sanity.gates, *own])
     return gates

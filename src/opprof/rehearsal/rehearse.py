@@ -27,7 +27,7 @@ from opprof.rehearsal.campaign import CampaignReport
 from opprof.rehearsal.colocation import colocation_gates
 from opprof.rehearsal.measures import measures
 from opprof.rehearsal.once import decide_once, rehearse_once
-from opprof.rehearsal.repeats import rate, repeat_design
+from opprof.rehearsal.repeats import make_repeats, rate, summarise
 from opprof.rehearsal.resolution import resolutions
 from opprof.rehearsal.sanity import with_sanity
 from opprof.rehearsal.truth import Expectation, Truth, without_effects
@@ -77,9 +77,17 @@ def rehearse(
         gates += colocation_gates(protocol, truth, null.found, once.found)
     repeated = None
     if repeats:
-        repeated = repeat_design(
-            protocol, data, truth, seed=seed, repeats=repeats, jobs=jobs, advance=advance
+        made = make_repeats(
+            protocol,
+            data,
+            truth,
+            seed=seed,
+            repeats=repeats,
+            jobs=jobs,
+            each_bytes=_size(out / "runs"),
+            advance=advance,
         )
+        repeated = summarise(made, truth.file.expect)
     campaign = once.campaign
     report = Rehearsal(
         schema=2,
@@ -102,6 +110,10 @@ def rehearse(
         code_sha256=code_sha256(),
     )
     return Rehearsed(with_sanity(report), decision)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _name(run: object) -> str:

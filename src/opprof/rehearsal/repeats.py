@@ -6,6 +6,8 @@ and decision. Its seed is its own, so ``opprof rehearse --seed SEED`` shows any 
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +26,18 @@ from opprof.workers import run_many
 
 _LEVEL = 0.95
 _PARTS = ("H1a", "H1b", "compound")
+_SHARED_MEMORY = Path("/dev/shm")
+_PLENTY = 4
 UNDECIDED = "undecided"
 """Outcome of a repeat in which no run could be made."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """One repeat: its outcomes and gates, and what the decision used of each run."""
+
+    row: Repeat
+    measures: Measures
 
 
 @dataclass(frozen=True)
@@ -39,21 +51,13 @@ class _Work:
     folder: Path
     """Where its runs may lie while it goes; removed by whoever made it."""
 
-    def run(self) -> _Made:
+    def run(self) -> Made:
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             once = rehearse_once(
                 self.protocol, self.data, self.truth, Path(name) / "runs", seed=self.seed, jobs=1
             )
             _, decision = decide_once(once, self.protocol, jobs=1)
-        return _Made(_repeat(self.seed, once, decision), measures(once.found, decision))
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What comes back."""
-
-    row: Repeat
-    measures: Measures
+        return Made(_row(self.seed, once, decision), measures(once.found, decision))
 
 
 def repeat_seed(seed: int, number: int) -> int:
@@ -61,7 +65,7 @@ def repeat_seed(seed: int, number: int) -> int:
     return run_seed(seed, f"repeat {number}")
 
 
-def repeat_design(
+def make_repeats(
     protocol: Protocol,
     data: bytes,
     truth: Truth,
@@ -69,9 +73,12 @@ def repeat_design(
     seed: int,
     repeats: int,
     jobs: int,
+    each_bytes: int,
     advance: Callable[[str], None],
-) -> Repeats:
+) -> list[Made]:
     """Rehearse the protocol ``repeats`` times; ``data`` are its bytes.
+
+    ``each_bytes``: how large the run directories of one rehearsal are, about.
 
     Raises:
         InputError: the protocol cannot be rehearsed.
@@ -79,19 +86,31 @@ def repeat_design(
     """
     made = 0
 
-    def tell(_: _Made) -> None:
+    def tell(_: Made) -> None:
         nonlocal made
         made += 1
         if made % max(1, repeats // 10) == 0:
             advance(f"{made} of {repeats} repeats")
 
-    with tempfile.TemporaryDirectory(prefix="opprof-repeats-") as name:
+    with tempfile.TemporaryDirectory(
+        prefix="opprof-repeats-", dir=_memory(jobs * each_bytes)
+    ) as name:
         work = [
             _Work(protocol, data, truth, repeat_seed(seed, number), Path(name))
             for number in range(repeats)
         ]
-        found = run_many(_Work.run, work, jobs=jobs, done=tell)
-    return _summary(found, truth.file.expect)
+        return run_many(_Work.run, work, jobs=jobs, done=tell)
+
+
+def _memory(needed_bytes: int) -> Path | None:
+    """Where the runs of repeats lie: in memory where there is plenty, as nobody keeps them.
+
+    On a disk a repeat waits as long as it works. None: the ordinary temporary folder.
+    """
+    if "TMPDIR" in os.environ or not os.access(_SHARED_MEMORY, os.W_OK):
+        return None
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    return _SHARED_MEMORY if free > _PLENTY * needed_bytes else None
 
 
 def rate(count: int, trials: int) -> Rate:
@@ -102,7 +121,7 @@ def rate(count: int, trials: int) -> Rate:
     return Rate(count, trials, count / trials, low, high)
 
 
-def _repeat(seed: int, once: Once, decision: Decision | None) -> Repeat:
+def _row(seed: int, once: Once, decision: Decision | None) -> Repeat:
     outcomes = dict.fromkeys(_PARTS, UNDECIDED)
     if decision is not None:
         verdicts = (decision.h1a.outcome, decision.h1b.outcome, decision.compound.outcome)
@@ -122,7 +141,8 @@ def _repeat(seed: int, once: Once, decision: Decision | None) -> Repeat:
     )
 
 
-def _summary(found: Sequence[_Made], expect: Expectation) -> Repeats:
+def summarise(found: Sequence[Made], expect: Expectation) -> Repeats:
+    """Count outcomes, failed gates and refusals, each share with its interval."""
     rows = [item.row for item in found]
     trials = len(rows)
     wanted = {part: value for part in _PARTS if (value := getattr(expect, part)) is not None}
