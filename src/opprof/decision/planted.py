@@ -1,4 +1,4 @@
-"""Facts of a whole campaign with a planted truth: the fast path of calibration and tests.
+"""Facts of a whole campaign with a planted truth, for calibration and tests.
 
 No run directory, engine or trace: steps, windows and sums are drawn directly from a declared truth,
 so that a decision over them must come out one way. Everything made here is marked as simulated.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 
 Key = tuple[int, object]
 """Serial of the parent block (0 for the first) and the block's content."""
@@ -27,8 +28,9 @@ class BlockPool:
         self._stamps = [0] * count
         self._serials = [0] * count
         self._keys: list[Key | None] = [None] * count
-        self._cached: dict[Key, dict[int, None]] = {}
-        self._free: deque[tuple[int, int]] = deque((block, 0) for block in range(count))
+        self._cached: dict[Key, int | dict[int, None]] = {}
+        """The one block that holds a content, or all that do, the first cached one first."""
+        self._free: deque[tuple[int, int]] = deque(zip(range(count), repeat(0), strict=False))
         self._next_serial = 1
 
     @property
@@ -51,7 +53,8 @@ class BlockPool:
         if count > self.count - self.used:
             return None
         taken: list[int] = []
-        free, stamps, keys = self._free, self._stamps, self._keys
+        free, stamps, keys, cached = self._free, self._stamps, self._keys, self._cached
+        serials, references = self._serials, self._references
         while len(taken) < count:
             block, stamp = free.popleft()
             if stamp != stamps[block]:
@@ -60,13 +63,14 @@ class BlockPool:
             key = keys[block]
             if key is not None:
                 keys[block] = None
-                holders = self._cached[key]
-                del holders[block]
-                if not holders:
-                    del self._cached[key]
-            self._serials[block] = 0
-            self._references[block] = 1
-            stamps[block] += 1
+                holders = cached.pop(key)
+                if isinstance(holders, dict):
+                    del holders[block]
+                    if holders:
+                        cached[key] = holders
+            serials[block] = 0
+            references[block] = 1
+            stamps[block] = stamp + 1
             taken.append(block)
         self.used += count
         return taken
@@ -93,7 +97,7 @@ class BlockPool:
             holders = self._cached.get((parent, content))
             if holders is None:
                 break
-            block = next(iter(holders))
+            block = _first(holders)
             found.append(block)
             parent = self._serials[block]
         return found
@@ -114,17 +118,24 @@ class BlockPool:
         """Make ``blocks[first:]`` findable under ``contents``, one content a block."""
         if not self._caching:
             return
-        parent = self._serials[blocks[first - 1]] if first else 0
-        for offset, content in enumerate(contents):
-            block = blocks[first + offset]
+        cached, serials, keys = self._cached, self._serials, self._keys
+        parent = serials[blocks[first - 1]] if first else 0
+        for block, content in zip(blocks[first : first + len(contents)], contents, strict=True):
             key = (parent, content)
-            holders = self._cached.get(key)
+            holders = cached.get(key)
             if holders is None:
                 parent = self._next_serial
                 self._next_serial += 1
-                self._cached[key] = {block: None}
+                cached[key] = block
             else:
-                parent = self._serials[next(iter(holders))]
-                holders[block] = None
-            self._keys[block] = key
-            self._serials[block] = parent
+                parent = serials[_first(holders)]
+                if isinstance(holders, dict):
+                    holders[block] = None
+                else:
+                    cached[key] = {holders: None, block: None}
+            keys[block] = key
+            serials[block] = parent
+
+
+def _first(holders: int | dict[int, None]) -> int:
+    return next(iter(holders)) if isinstance(holders, dict) else holders
