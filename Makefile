@@ -33,13 +33,13 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not ray"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not ray"
 
 slow: setup ## The end-to-end checks that .ci/run adds to `make test`
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 ray: $(RAY_STAMP) ## Campaigns over a real Ray cluster of several nodes on this machine
-	$(BIN)/python -m pytest -q -m ray tests/campaign
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m ray tests/campaign
 
 $(RAY_STAMP): $(STAMP) requirements-ray.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-ray.lock

@@ -2,8 +2,9 @@
 
 usage: python scripts/e2e_vllm_plugin.py --env FOLDER [--only NAME ...] [--keep DIR]
 
-``FOLDER`` comes from ``scripts/vllm_cpu_env.sh``. Each scenario starts its own tiny server; the
-last line is ``N passed, M failed``.
+``FOLDER`` comes from ``scripts/vllm_cpu_env.sh``. Each scenario starts its own tiny server. Two run
+at a time, because a server spends most of its start on one core; those that judge the age of a
+checkpoint run alone afterwards. The last line is ``N passed, M failed``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -375,14 +378,29 @@ SCENARIOS: dict[str, Callable[[Path, Path], str]] = {
     "windows": scenario_windows_and_drain,
     "tp2": scenario_tensor_parallel,
     "pp2": scenario_pipeline_parallel,
+    "async": scenario_async_preemption,
+    "refusal": scenario_refusal,
+    "full-disk": scenario_full_disk,
+    "unwritable": scenario_unwritable,
     "kill-engine": scenario_kill_engine,
     "kill-parent": scenario_kill_parent,
     "kill-everything": scenario_kill_everything,
-    "async": scenario_async_preemption,
-    "full-disk": scenario_full_disk,
-    "unwritable": scenario_unwritable,
-    "refusal": scenario_refusal,
 }
+ALONE = ("kill-engine", "kill-parent", "kill-everything")
+"""They judge how old the last checkpoint is, so nothing else may hold up its writer."""
+
+
+def run_scenario(env: Path, root: Path, name: str) -> bool:
+    """Run one scenario in a fresh folder, print its line and return whether it passed."""
+    started = time.monotonic()
+    run = root / name
+    shutil.rmtree(run, ignore_errors=True)
+    try:
+        passed, result = True, f"ok      {SCENARIOS[name](env, run.resolve())}"
+    except Exception:  # noqa: BLE001 - any fault of a scenario is its failure
+        passed, result = False, f"FAILED  (see {run})\n{traceback.format_exc()}"
+    print(f"{name:16} {time.monotonic() - started:6.1f} s  {result}", flush=True)
+    return passed
 
 
 def main() -> int:
@@ -393,20 +411,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     arguments = parser.parse_args()
     root = arguments.keep or Path(tempfile.mkdtemp(prefix="opprof-e2e-"))
-    failed = 0
-    for name in arguments.only:
-        started = time.monotonic()
-        run = root / name
-        shutil.rmtree(run, ignore_errors=True)
-        try:
-            result = f"ok      {SCENARIOS[name](arguments.env, run.resolve())}"
-        except Exception:  # noqa: BLE001 - any fault of a scenario is its failure
-            failed += 1
-            result = f"FAILED  (see {run})\n{traceback.format_exc()}"
-        print(f"{name:16} {time.monotonic() - started:6.1f} s  {result}", flush=True)
+    one = partial(run_scenario, arguments.env, root)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        passed = list(pool.map(one, [name for name in arguments.only if name not in ALONE]))
+    passed += [one(name) for name in arguments.only if name in ALONE]
+    failed = passed.count(False)
     if arguments.keep is None and not failed:
         shutil.rmtree(root, ignore_errors=True)
-    print(f"{len(arguments.only) - failed} passed, {failed} failed")
+    print(f"{len(passed) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

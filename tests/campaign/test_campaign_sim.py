@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner
 
+from opprof.artifacts.campaign import ProcessRecord
 from opprof.campaign import launcher
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.state import StoreJournal
@@ -26,6 +27,7 @@ from opprof.errors import EnvironmentFailure
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request, amend_protocol
 
+T = TypeVar("T")
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240
 
@@ -61,17 +63,33 @@ class Site:
     def store(self) -> Store:
         return Store(self.out, wall_ns=time.time_ns)
 
-    def wait_for(self, what: str, run: str, phase: str) -> None:
+    def wait(self, look: Callable[[], T], what: str) -> T:
+        """Return what ``look`` finds, as soon as it finds something."""
         give_up = time.monotonic() + PATIENCE_S
-        while self.store.run(run).state != phase:
+        while not (found := look()):
             assert time.monotonic() < give_up, f"{what}: {self.log()}"
             time.sleep(0.02)
+        return found
+
+    def wait_for(self, what: str, run: str, phase: str) -> None:
+        self.wait(lambda: self.store.run(run).state == phase, what)
+
+    def process(self, run: str, role: str) -> ProcessRecord | None:
+        """Return the process of a role that the run's last attempt has recorded, if it has one."""
+        attempt = self.store.run(run).attempt
+        found = [each for each in attempt.processes if each.role == role] if attempt else []
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    def wait_for_answers(self, run: str) -> None:
+        """Wait until the client has written the first answers of the server."""
+        attempt = self.store.run(run).attempt
+        assert attempt is not None
+        path = self.out / attempt.folder / "client" / "requests.jsonl"
+        self.wait(lambda: path.is_file() and path.stat().st_size, "answers")
 
     def wait_end(self) -> None:
-        give_up = time.monotonic() + PATIENCE_S
-        while is_locked(self.out):
-            assert time.monotonic() < give_up, self.log()
-            time.sleep(0.1)
+        self.wait(lambda: not is_locked(self.out), "end")
 
     def log(self) -> str:
         return self.store.log.read_text()
@@ -199,16 +217,15 @@ def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
 
 
 def kill_child(site: Site, run: str, role: str) -> None:
-    attempt = site.store.run(run).attempt
-    assert attempt is not None
-    (process,) = [each for each in attempt.processes if each.role == role]
+    process = site.wait(lambda: site.process(run, role), f"a {role}")
+    assert process is not None
     assert ProcessTable().send(process, signal.SIGKILL)
 
 
 def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(site: Site) -> None:
     site.start("--only", "P01")
     site.wait_for("load", "P01-C00-saturation", "loading")
-    time.sleep(1)
+    site.wait_for_answers("P01-C00-saturation")
     kill_child(site, "P01-C00-saturation", "server")
     site.wait_end()
     stop = site.store.stop()
@@ -238,7 +255,7 @@ def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(site: Sit
 def test_a_client_that_dies_has_its_exact_rerun(site: Site) -> None:
     site.start("--only", "P01")
     site.wait_for("load", "P01-C00-saturation", "loading")
-    time.sleep(0.5)
+    site.wait_for_answers("P01-C00-saturation")
     kill_child(site, "P01-C00-saturation", "client")
     site.wait_end()
     attempts = site.store.run("P01-C00-saturation").attempts
@@ -325,14 +342,18 @@ def test_a_changed_manifest_is_refused(site: Site) -> None:
 
 def test_stop_now_waits_for_no_drain(site: Site) -> None:
     """A server that ignores SIGTERM is killed at once; without --now it has its whole time."""
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    fake = site.private / "deaf.py"
-    fake.write_text(deaf)
+    fake, deafened = site.private / "deaf.py", site.private / "deafened"
+    fake.write_text(
+        "import pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(deafened)!r}).touch()\n"
+        "time.sleep(600)\n"
+    )
     flags = ["start", str(site.protocol), "--out", str(site.out), "--engine", "vllm"]
     flags += ["--private", str(site.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
     flags += ["--server-command", f"{sys.executable} {fake} serve ${{MODEL}}", "--serial"]
     site.opprof(*flags, "--only", "P01")
-    time.sleep(1.5)
+    site.wait(lambda: deafened.is_file(), "a server that ignores SIGTERM")
     site.opprof("stop", "--now", str(site.out))
     assert site.left() == []
     burnin = site.store.run("P01-C00-saturation-burnin")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,6 +31,7 @@ from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store, is_locked
 from opprof.host.cpu import CpuHost
 
+T = TypeVar("T")
 pytestmark = pytest.mark.ray
 PATIENCE_S = 300
 
@@ -91,11 +92,13 @@ class Site:
     def wait_end(self) -> None:
         self.wait(lambda: not is_locked(self.out))
 
-    def wait(self, holds: Callable[[], Any]) -> None:
+    def wait(self, look: Callable[[], T]) -> T:
+        """Return what ``look`` finds, as soon as it finds something."""
         give_up = time.monotonic() + PATIENCE_S
-        while not holds():
+        while not (found := look()):
             assert time.monotonic() < give_up, self.log()
             time.sleep(0.05)
+        return found
 
     def log(self) -> str:
         path = self.out / "controller.log"
@@ -197,8 +200,7 @@ def test_a_lost_nodes_run_restarts_on_the_other(
             if last and last.slot and last.slot.host == "gamma" and run.state == "loading"
         ]
 
-    site.wait(on_gamma)
-    (victim,) = on_gamma()
+    (victim,) = site.wait(on_gamma)
     gamma.kill()
     site.wait_end()
     assert {run.state for run in site.runs} == {"complete"}, site.log()

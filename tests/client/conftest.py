@@ -45,7 +45,7 @@ def running_mock(*flags: str) -> Iterator[Mock]:
         yield Mock(port, process)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
 

@@ -43,7 +43,7 @@ def test_the_drawing_process_ends_with_its_input() -> None:
         input=msgspec.json.encode(SNAPSHOT) + b"\n",
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from opprof.artifacts.decision import Decision
 from opprof.artifacts.run import Timeline
 from opprof.cli import main
 from opprof.protocol import load_protocol
-from opprof.rehearsal.rehearse import rehearse
+from opprof.rehearsal.campaign import rehearse_campaign
 from opprof.rehearsal.truth import load_truth
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
@@ -28,7 +28,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     protocol = load_protocol(str(EXAMPLES / "twins.toml"))
     assert protocol is not None
     truth = load_truth(EXAMPLES / "truths" / "inversion.toml", ["P01", "P02", "P09"])
-    rehearse(protocol, truth, root, seed=1, repeats=0, jobs=1, advance=lambda _: None)
+    rehearse_campaign(protocol, Path(protocol.source).read_bytes(), truth, root / "runs", seed=1)
     return root / "runs"
 
 

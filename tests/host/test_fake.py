@@ -135,7 +135,7 @@ def test_memory_follows_a_marked_server_process() -> None:
         assert (marked.run, marked.role) == ("P01-C00-moderate", "server")
         assert FakeHost(DASH0, campaign="another").gpu_memory_used([2]) == [0]
     finally:
-        child.communicate(b"\n", timeout=30)
+        child.communicate(b"\n", timeout=120)
     assert host.gpu_memory_used([2, 3]) == [0, 0]
 
 

@@ -14,7 +14,7 @@ import pytest
 from opprof.artifacts.decision import Decision, NullEvidence
 from opprof.decision.load import decide_paths
 from opprof.protocol import load_protocol
-from opprof.rehearsal.rehearse import rehearse
+from opprof.rehearsal.campaign import rehearse_campaign
 from opprof.rehearsal.truth import load_truth
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
@@ -64,17 +64,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
     root = tmp_path_factory.mktemp("rehearsed")
     (root / "truth.toml").write_text(TRUTH)
-    protocol = load_protocol(str(EXAMPLES / "twins.toml"))
+    source = EXAMPLES / "twins.toml"
+    protocol = load_protocol(str(source))
     assert protocol is not None
-    rehearse(
-        protocol,
-        load_truth(root / "truth.toml", list(PATTERNS)),
-        root,
-        seed=3,
-        repeats=0,
-        jobs=1,
-        advance=lambda _: None,
-    )
+    truth = load_truth(root / "truth.toml", list(PATTERNS))
+    rehearse_campaign(protocol, source.read_bytes(), truth, root / "runs", seed=3)
     more = msgspec.structs.replace(
         protocol.file.statistics, bootstrap_resamples=RESAMPLES, permutations=RESAMPLES
     )
