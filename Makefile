@@ -23,7 +23,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## Rehearse a small campaign, analyse the bundled H200 runs, one HTML report
 	$(BIN)/python scripts/demo.py --out $(OUT)/demo
 
-test: setup lint types unit ## Lint, strict types and tests
+test: setup ## Lint, strict types and tests
+	$(MAKE) -j2 lint types unit
 
 lint: setup
 	$(BIN)/ruff check .
