@@ -60,6 +60,9 @@ class Rehearsal:
             "--only",
             "P01",
             "--foreground",
+            # A fake GPU that keeps its memory keeps it for good: a minute would show no more.
+            "--limit",
+            "memory_s=2",
         ]
         return self.opprof(*words, "--host-file", str(self.host_file), code=code)
 

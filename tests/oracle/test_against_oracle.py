@@ -43,29 +43,44 @@ def artefact(folder: Path, name: str) -> dict[str, Any]:
     return loaded
 
 
-def every_figure_agrees(run: Path, out: Path) -> None:
-    opprof("analyze", run, "--out", out)
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One trimmed run, analysed; for reading only."""
+    out = tmp_path_factory.mktemp("quick")
+    opprof("analyze", EXAMPLES / QUICK, "--out", out)
+    return out / QUICK
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All trimmed runs, analysed; for reading only."""
+    out = tmp_path_factory.mktemp("analysed")
+    opprof("analyze", *(EXAMPLES / name for name in EXPECTED), "--out", out)
+    return out
+
+
+def every_figure_agrees(folder: Path) -> None:
+    oracle = EXPECTED[folder.name]
     for name, pairs in PAIRED:
-        product, oracle = artefact(out / run.name, name), EXPECTED[run.name]
+        product = artefact(folder, name)
         assert len(list(pairs(product, oracle))) > 20
         assert differences(pairs(product, oracle)) == []
-    assert null_rate_within_noise(artefact(out / run.name, "kernels"), EXPECTED[run.name])
+    assert null_rate_within_noise(artefact(folder, "kernels"), oracle)
 
 
-def test_one_trimmed_run(tmp_path: Path) -> None:
-    every_figure_agrees(EXAMPLES / QUICK, tmp_path)
+def test_one_trimmed_run(quick: Path) -> None:
+    every_figure_agrees(quick)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != QUICK])
-def test_the_other_trimmed_runs(name: str, tmp_path: Path) -> None:
-    every_figure_agrees(EXAMPLES / name, tmp_path)
+def test_the_other_trimmed_runs(name: str, analysed: Path) -> None:
+    every_figure_agrees(analysed / name)
 
 
 @pytest.mark.slow
-def test_comparison_of_all_runs(tmp_path: Path) -> None:
-    opprof("analyze", *(EXAMPLES / name for name in EXPECTED), "--out", tmp_path)
-    told = json.loads(opprof("compare", tmp_path, "--json"))
+def test_comparison_of_all_runs(analysed: Path) -> None:
+    told = json.loads(opprof("compare", analysed, "--json"))
     assert len(told["windows"]) == 12
     assert len(told["inversions"]) == 3 * 36
     for version, part in (("v2", told), ("v1", told["alternatives"]["v1"])):
@@ -79,16 +94,16 @@ def test_the_originals(name: str, tmp_path: Path) -> None:
     for folder in REPOSITORY.parents:
         run = folder / "shared" / "h200-runs" / name
         if run.is_dir():
-            every_figure_agrees(run, tmp_path)
+            opprof("analyze", run, "--out", tmp_path)
+            every_figure_agrees(tmp_path / name)
             return
     pytest.skip("no shared/h200-runs beside the repository")
 
 
-def test_a_wrong_figure_is_seen(tmp_path: Path) -> None:
+def test_a_wrong_figure_is_seen(quick: Path) -> None:
     """The comparison itself: one nanosecond, one missing null, one swapped step are differences."""
     oracle = EXPECTED[QUICK]
-    opprof("analyze", EXAMPLES / QUICK, "--out", tmp_path)
-    product = artefact(tmp_path / QUICK, "kernels")
+    product = artefact(quick, "kernels")
     window = product["windows"][0]
     window["families"]["attention"]["ns"] += 1
     window["steps"][3]["layer1_step"] += 1
