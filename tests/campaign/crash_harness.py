@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from campaign_small import small_manifests, small_protocol
 
 SOURCE = Path(__file__).parents[2] / "src"
+POLL_S = 0.05
 POINTS = (
     "starting.before",
     "starting.after",
@@ -296,6 +297,14 @@ def die_at_every_point(
     settle(site, tally, "every point", wanted)
 
 
+def under_way(site: Site) -> str:
+    """Return the run that an attempt is under way of; empty for none."""
+    active = ("starting", "serving", "loading", "draining", "cleaning", "checking")
+    if not (site.folder / "campaign.json").is_file():
+        return ""
+    return next((n for n, r in site.records().items() if r["state"] in active), "")
+
+
 def victims(site: Site, life: int) -> dict[str, list[int]]:
     """Return the living processes of the campaign by role."""
     found: dict[str, list[int]] = {"controller": [life], "server": [], "client": []}
@@ -338,13 +347,15 @@ def die_at_random(
             life = site.life(site.resume_flags())
         first, ended = False, False
         while not ended and done < most:
-            wait_s = chance.uniform(0.1, 4.0)
-            try:
-                life.wait(wait_s)
+            until = time.monotonic() + chance.uniform(0.0, 4.0)
+            while time.monotonic() < until and life.poll() is None:
+                if not under_way(site):
+                    # A life that has not begun a run yet: its time does not count.
+                    until += POLL_S
+                time.sleep(POLL_S)
+            if life.poll() is not None:
                 ended = True
                 continue
-            except subprocess.TimeoutExpired:
-                pass
             if not (site.folder / "campaign.json").is_file():
                 continue
             role = chance.choice(["server", "client", "controller", "everything"])
@@ -363,7 +374,7 @@ def die_at_random(
                     continue
             done += 1
             tally.kills[role] += 1
-            print(f"{tally.total:4d} {role} in {active or 'between runs'}", flush=True)
+            print(f"{tally.total:4d} {role} in {under_way(site) or 'between runs'}", flush=True)
             ended = role in ("controller", "everything")
         site.wait(life)
         watch.look(f"kill {tally.total}")
