@@ -10,11 +10,11 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from opprof.errors import EnvironmentFailure, InputError
+from opprof.errors import EnvironmentFailure, InputError, StateConflict
 
 _CHUNK_BYTES = 1 << 20
 
@@ -44,6 +44,53 @@ def atomic_writer(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file_writer(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Yield a binary file that becomes ``path`` when the block ends without an exception.
+
+    Nothing is ever overwritten, not even what appears meanwhile. Until it is whole the file has no
+    name, so that even SIGKILL leaves nothing; on a file system without such files (NFS) a killed
+    process leaves ``.<name>.….tmp``.
+
+    Raises:
+        StateConflict: ``path`` exists.
+        EnvironmentFailure: the folder cannot be written or the disk is full.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = _without_name(path)
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+            # A descriptor for the folder makes Python follow the link that the source is.
+            here = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                source = temporary or Path(f"/proc/self/fd/{descriptor}")
+                os.link(source, path, src_dir_fd=here)
+                os.fsync(here)
+            finally:
+                os.close(here)
+    except FileExistsError as error:
+        raise StateConflict("exists already; nothing is overwritten", path=path) from error
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot write: {error.strerror or error}", path=path) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _without_name(path: Path) -> tuple[int, Path | None]:
+    """Open a file for ``path`` that has no name, or, where that cannot be, a temporary one."""
+    if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
+        with suppress(OSError):
+            return os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600), None
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    return descriptor, Path(name)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:

@@ -6,6 +6,9 @@ import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -189,6 +192,93 @@ def test_what_changes_during_the_scan_is_refused(
     with pytest.raises((IntegrityError, InputError), match=r"changed while|No such file"):
         run_pack(campaign, manifest)
     assert list((campaign.parent / "out").iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from opprof.integrity import pack as packing
+from opprof.protocol import load_protocol
+
+campaign, manifest, out, when = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if when == "member":
+    real, count = packing.open_plain, []
+    def open_plain(path):
+        count.append(path)
+        die() if len(count) == 5 else None
+        return real(path)
+    packing.open_plain = open_plain
+elif when == "whole":
+    real_write = packing._write_tar
+    def write_tar(*arguments):
+        real_write(*arguments)
+        die()
+    packing._write_tar = write_tar
+else:
+    real_link, links = os.link, []
+    def link(*arguments, **named):
+        links.append(arguments)
+        die() if len(links) == int(when) else None
+        return real_link(*arguments, **named)
+    os.link = link
+protocol = load_protocol(campaign / "protocol.toml")
+options = packing.PackOptions(manifests=(manifest,), protocol=protocol)
+packing.pack(campaign, out, options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "left"),
+    [("member", []), ("whole", []), ("1", []), ("2", ["c.tar.gz.sha256"])],
+)
+def test_a_killed_pack_leaves_nothing_half_written(
+    campaign: Path, manifest: Path, when: str, left: list[str]
+) -> None:
+    out = campaign.parent / "out" / "c.tar.gz"
+    command = [sys.executable, "-c", KILLED, str(campaign), str(manifest), str(out), when]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in out.parent.iterdir()] == left
+    if left:
+        with pytest.raises(StateConflict, match="a pack was killed just before"):
+            run_pack(campaign, manifest)
+        (out.parent / left[0]).unlink()
+    assert run_pack(campaign, manifest).bytes > 0
+
+
+def test_what_appears_in_the_archives_place_meanwhile_stays(
+    campaign: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = campaign.parent / "out" / "c.tar.gz"
+    real = packing._write_tar
+
+    def write_tar(*arguments: Any) -> None:
+        real(*arguments)
+        out.write_text("another one's")
+
+    monkeypatch.setattr(packing, "_write_tar", write_tar)
+    with pytest.raises(StateConflict, match="nothing is overwritten"):
+        run_pack(campaign, manifest)
+    assert out.read_text() == "another one's"
+    assert [path.name for path in out.parent.iterdir()] == ["c.tar.gz"]
+
+
+def test_without_nameless_files_the_same_archive_is_written(
+    campaign: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_pack(campaign, manifest)
+    monkeypatch.delattr(os, "O_TMPFILE")
+    second = run_pack(campaign, manifest, "other/c.tar.gz")
+    assert second.sha256 == first.sha256
+    assert len(list(second.path.parent.iterdir())) == 2
+
+
+def test_a_private_folder_inside_is_never_packed(campaign: Path) -> None:
+    inside = write_manifest(campaign / "private", [SECRET])
+    (campaign / "private" / "harmless").write_text("x")
+    with pytest.raises(IntegrityError, match="nothing was packed"):
+        run_pack(campaign, inside, accept_not_evaluable=True)
+    assert not (campaign.parent / "out").exists()
 
 
 def test_zstandard_is_refused_where_python_has_none(campaign: Path, manifest: Path) -> None:

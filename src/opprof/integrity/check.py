@@ -46,6 +46,11 @@ def scan_folder(
         public=text,
         recorded=_recorded_sources(folder),
         own=frozenset(sha256_bytes(path.read_bytes()) for path in source_files().values()),
+        private_folders=tuple(
+            place
+            for place in map(Path, sorted(places))
+            if place.is_dir() and place == place.resolve()
+        ),
         private_files=frozenset((status.st_dev, status.st_ino) for status in identities),
     )
     return scan_tree(folder, scanner, private_dirs=len(places), jobs=jobs)

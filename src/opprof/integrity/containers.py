@@ -23,10 +23,30 @@ MAX_NESTING = 6
 INFLATED_LIMIT_BYTES = 16 << 30
 """Of one file; the largest trace known is 2 GB."""
 _READ = 1 << 16
+_TAR_NAMES = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 _PIECE = 1 << 20
 _SNIFF = 512
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-_ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_CLOSED = {
+    _ZSTD: "Zstandard data (Python 3.14 opens it)",
+    b"PK\x03\x04": "a zip archive",
+    b"PK\x05\x06": "a zip archive",
+    b"PK\x07\x08": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"\x04\x22\x4d\x18": "LZ4 data",
+    b"\x1f\x9d": "data of compress",
+    b"%PDF-": "a PDF",
+    b"SQLite format 3\x00": "a data base",
+    b"\x89PNG": "an image",
+}
 _GZIP, _BZIP2, _XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
 _BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -50,6 +70,8 @@ class Stream:
     name: str
     """Path inside the file, ``""`` for the file's own bytes."""
     reader: Readable
+    whole: bool = True
+    """A file's or member's own bytes as they are: no header, no rest, nothing decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +114,19 @@ def _streams(
     opened = _decompressor(head)
     if opened is not None:
         yield from _compressed(reader, opened, inside, name, budget, depth)
-    elif head.startswith((_ZSTD, _ZIP)):
-        what = "Zstandard" if head.startswith(_ZSTD) else "zip"
-        yield Unlooked(inside, f"is {what} data, which this scan cannot open")
-        yield Stream(inside, reader)
+    elif what := next((what for mark, what in _CLOSED.items() if head.startswith(mark)), None):
+        yield Unlooked(inside, f"is {what}, which this scan cannot open: unpack it or leave it out")
+        yield Stream(inside, reader, whole=False)
     elif head[257:262] == b"ustar":
         yield from _tar(reader, inside, budget, depth)
     else:
         if name.endswith((*_SUFFIXES, ".tgz", ".zip")):
             yield Unlooked(inside, "is named like a compressed file and is none")
         encoding = next((code for mark, code in _BOMS.items() if head.startswith(mark)), None)
-        yield Stream(inside, reader if encoding is None else _Decoded(reader, encoding))
+        if encoding is None:
+            yield Stream(inside, reader)
+        else:
+            yield Stream(inside, _Decoded(reader, encoding), whole=False)
 
 
 def _decompressor(head: bytes) -> Callable[[], Any] | None:
@@ -133,21 +157,34 @@ def _compressed(
 ) -> Iterator[Stream | Unlooked]:
     magic = reader.peek(6)
     # A header may carry a name, a comment and extra fields.
-    yield Stream(_join(inside, "(header)"), _Bytes(reader.peek(_SNIFF)))
+    yield Stream(_join(inside, "(header)"), _Bytes(reader.peek(_SNIFF)), whole=False)
     inflated = _Inflated(reader, opened, magic[:2], budget)
     inner = name.rsplit(".", 1)[0] if name.endswith(_SUFFIXES) else name
     try:
         yield from _streams(_Peeked(inflated), inside, inner, budget, depth + 1)
         if inflated.left_over:
             yield Unlooked(inside, "is followed by bytes that belong to no compressed member")
-            yield Stream(_join(inside, "(rest)"), Chained(inflated.left_over, reader))
+            yield Stream(_join(inside, "(rest)"), Chained(inflated.left_over, reader), whole=False)
     except Damaged as error:
         yield Unlooked(inside, str(error))
 
 
+class _BoundedTarInfo(tarfile.TarInfo):
+    """A member whose long name or extended header is not read into memory whatever it says."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> tarfile.TarInfo:  # type: ignore[override]
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _TAR_NAMES and member.size > _PIECE:
+            raise tarfile.ReadError(f"a header of {member.size} bytes")
+        return member
+
+
 def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[Stream | Unlooked]:
     try:
-        with tarfile.open(fileobj=reader, mode="r|", bufsize=_READ) as archive:  # type: ignore[call-overload]
+        with tarfile.open(  # type: ignore[call-overload]
+            fileobj=reader, mode="r|", bufsize=_READ, tarinfo=_BoundedTarInfo
+        ) as archive:
             for member in archive:
                 name = member.name.encode("utf-8", "surrogateescape").decode(
                     "utf-8", "backslashreplace"
@@ -156,12 +193,14 @@ def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[
                 said = [member.name, member.linkname, member.uname, member.gname]
                 said += [str(value) for pair in member.pax_headers.items() for value in pair]
                 text = "\n".join(said).encode("utf-8", "surrogateescape")
-                yield Stream(f"{path} (header)", _Bytes(text))
+                yield Stream(f"{path} (header)", _Bytes(text), whole=False)
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield from _streams(_Peeked(content), path, name, budget, depth + 1)
-        after = reader.last[-(reader.taken - archive.offset) :]
-        yield Stream(_join(inside, "(rest)"), Chained(after, reader))
+        rest = _Zeros(Chained(reader.last[-(reader.taken - archive.offset) :], reader))
+        yield Stream(_join(inside, "(rest)"), rest, whole=False)
+        if rest.others:
+            yield Unlooked(inside, "is a damaged tar, or followed by bytes that belong to none")
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         yield Unlooked(inside, f"is a damaged or cut tar: {error}")
 
@@ -187,6 +226,18 @@ class Chained:
 
     def read(self, size: int, /) -> bytes:
         return self._first.read(size) or self._then.read(size)
+
+
+class _Zeros:
+    """A reader that notes whether it gave anything but NUL bytes."""
+
+    def __init__(self, reader: Readable) -> None:
+        self._reader, self.others = reader, False
+
+    def read(self, size: int, /) -> bytes:
+        part = self._reader.read(size)
+        self.others = self.others or bool(part.strip(b"\x00"))
+        return part
 
 
 class _Peeked:
@@ -283,14 +334,17 @@ class _Decoded:
 
 
 class PlainFile:
-    """A regular file's data; holes are passed over, as one NUL byte."""
+    """A regular file's data up to its size now; holes are passed over, as one NUL byte."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._at = 0
+        self._end = os.fstat(stream.fileno()).st_size
 
     def read(self, size: int, /) -> bytes:
         hole = b""
+        if self._at >= self._end:
+            return b""
         try:
             data = os.lseek(self._stream.fileno(), self._at, os.SEEK_DATA)
         except OSError as error:
@@ -300,7 +354,7 @@ class PlainFile:
         if data > self._at:
             self._at, hole = data, b"\x00"
         try:
-            part = os.pread(self._stream.fileno(), size, self._at)
+            part = os.pread(self._stream.fileno(), min(size, self._end - self._at), self._at)
         except OSError as error:
             raise InputError(f"cannot read: {error.strerror or error}") from error
         self._at += len(part)

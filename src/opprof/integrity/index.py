@@ -1,16 +1,18 @@
 """Every substring of 32 characters of a private text, found in a stream: exact and vectorised.
 
-A common substring of 32 characters has at least 32 bytes. Let ``a`` be 1, 2, 4 or 8. The private
-text's 16-byte grams at positions p with ``p mod 16 < a`` are indexed; the stream is probed at every
-multiple of ``a``. Whatever the two texts' offset to one another, some position within 16 bytes of
-the common substring's start is on both grids (the residues ``0 … a-1`` less the multiples of ``a``
-below 16 are all residues mod 16), and its gram ends within 31 bytes: no match is missed.
-``a = 8`` probes an eighth of the stream with half of the text indexed, ``a = 1`` all of the stream
-with a sixteenth indexed; the index takes the largest ``a`` within its budget.
+A common substring of 32 characters has at least 32 bytes. Of the private text, the 16-byte grams
+at positions p with ``p mod 16 < a`` are in a filter; the stream is probed at every multiple of
+``a`` (8 for text, 1 for ids). Whatever the two texts' offset to one another, some position within
+16 bytes of the common substring's start is on both grids (the residues ``0 … a-1`` less the
+multiples of ``a`` below 16 are all residues mod 16), and its gram ends within 32 bytes: no match
+is missed.
 
-An entry is one ``uint64``: the upper bits of the gram's hash, below them the number of the sample,
-which is its position. A bitmap answers most probes without the sorted array. Hits are compared
-with the text itself, so that a finding is never a collision.
+Only the grams at multiples of 16 have an entry that tells where they are. Around a probe s that
+passes, the private text's multiple of 16 lies at s-7 … s, or, where that is before the substring,
+at s+9 … s+16, whose gram then ends inside of it: these 16 places are looked up. Of the other 16
+bytes eight stand on one side of that gram, so it must be known with the word before or after it,
+too. An entry is one ``uint64``: the upper bits of the gram's hash, below them the number of the
+block. What is found is compared with the text itself, so that a finding is never a collision.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from opprof.integrity.grams import GRAM, WORD, GramFilter, gram_hashes, rows, slices, words_at
 from opprof.integrity.normalize import MIN_CHARS
 
 if TYPE_CHECKING:
@@ -28,21 +31,22 @@ if TYPE_CHECKING:
 
     UInt64 = NDArray[Any]
 
-GRAM = 16
-BUDGET_BYTES = 512 << 20
-"""Of the sorted entries; the densest sampling that fits is taken."""
 MIN_DISTINCT = 4
 """Different characters that 32 in a row need: rulers and rows of zeros are nobody's prompt."""
+MAX_PERIOD = 8
+"""Nor is a unit of so few characters, four times or more in a row: ``[], [], [], …``."""
 
-_BLOCK = 1 << 20
-_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93)
-_ROWS = 1 << 14
+_BLOCKS = 1 << 15
+_PROBES = 1 << 15
+_PAIRS = 1 << 16
+_ROWS = 1 << 13
 _REACH = MIN_CHARS * 4
 """Bytes that 32 characters of UTF-8 may take."""
 _NARROW = (-GRAM, 2 * GRAM)
 _WIDE = (-_REACH, GRAM + _REACH)
-_REMEMBERED = 1 << 17
-_UNKNOWN = object()
+_REMEMBERED = 1 << 16
+_HEAVY = 1 << 8
+"""Entries of one gram beyond which a surrounding that agrees with none of them is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,196 +63,301 @@ class Match:
 class GramIndex:
     """The private text with its index; read-only after construction and shared by threads."""
 
-    def __init__(
-        self, text: bytes | bytearray | mmap.mmap, *, budget_bytes: int = BUDGET_BYTES
-    ) -> None:
-        """Index ``text``: collapsed prompts with NUL between them; it stays in memory."""
+    def __init__(self, text: bytes | bytearray | mmap.mmap, *, dense: bool = True) -> None:
+        """Index ``text``: collapsed prompts with NUL between them; it stays in memory.
+
+        Memory beside the text: 0.7 to 0.9 bytes a byte of text, and half to one more with
+        ``dense``, with which an eighth of a stream's places is probed.
+        """
         import numpy as np
 
         self.text = text
-        blocks = max(0, (len(text) - GRAM) // GRAM + 1)
-        self.step = next((a for a in (8, 4, 2) if blocks * a * 8 <= budget_bytes), 1)
-        self._size = blocks * self.step
+        self.step = 8 if dense else 1
+        self._size = max(0, len(text) // GRAM)
         self._low = max(1, self._size.bit_length())
+        self._mask = ~np.uint64((1 << self._low) - 1)
         self._entries = np.empty(self._size, np.uint64)
-        low = np.uint64((1 << self._low) - 1)
-        self._mask = ~low
-        self._bits = min(31, max(16, (self._size * 16).bit_length()))
-        self._bitmap = np.zeros(1 << (self._bits - 3), np.uint8)
+        self._coarse = GramFilter(self._size)
+        self._beside = GramFilter(self._size * 2)
+        self._fine = GramFilter(self._size * 8) if dense else self._coarse
         self._fill()
         self._entries.sort()
+        self._thin()
         self._cold: dict[bytes, Any] = {}
-        """Surroundings of 48 bytes that agree nowhere in 32."""
+        """Surroundings of 48 bytes that agree with none of many places in 32."""
         self._warm: dict[bytes, Any] = {}
-        """Surroundings of 272 bytes with their longest match, or None."""
+        """Surroundings of 272 bytes with their matches."""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of index, bitmap and text."""
-        return int(self._entries.nbytes + self._bitmap.nbytes) + len(self.text)
+        """Memory of index, filters and text."""
+        filters = {self._coarse, self._beside, self._fine}
+        held = sum(item.memory_bytes for item in filters)
+        return int(self._entries.nbytes) + held + len(self.text)
 
     def _fill(self) -> None:
         import numpy as np
 
-        blocks, step = self._size // self.step, self.step
-        rows = _BLOCK // GRAM
-        for first in range(0, blocks, rows):
-            count = min(rows, blocks - first)
-            part = bytes(self.text[first * GRAM : (first + count + 1) * GRAM])
-            part = part.ljust((count + 1) * GRAM, b"\x00")
-            for residue in range(step):
-                words = np.frombuffer(part, np.uint64, 2 * count, residue)
-                hashes = _hash(words[0::2], words[1::2])
-                at = slice(first * step + residue, (first + count) * step, step)
-                numbers = np.arange(first * step + residue, (first + count) * step, step)
-                self._entries[at] = (hashes & self._mask) | numbers.astype(np.uint64)
-                slots = hashes >> np.uint64(64 - self._bits)
-                self._set(slots)
+        for part in slices(self._size, _BLOCKS):
+            count = part.stop - part.start
+            # With a block before and one after, which are NUL at the ends.
+            raw = bytes(self.text[max(0, part.start - 1) * GRAM : (part.stop + 1) * GRAM])
+            raw = (b"" if part.start else bytes(GRAM)) + raw
+            raw = raw.ljust((count + 2) * GRAM, b"\x00")
+            words = words_at(raw, 0, 2 * count + 4)
+            hashes = gram_hashes(words[2:-2:2], words[3:-1:2])
+            numbers = np.arange(part.start, part.stop).astype(np.uint64)
+            self._entries[part] = (hashes & self._mask) | numbers
+            self._coarse.add(hashes)
+            self._beside.add(gram_hashes(words[1:-4:2], hashes))
+            self._beside.add(gram_hashes(hashes, words[4::2]))
+            if self._fine is not self._coarse:
+                self._fine.add(hashes)
+                for residue in range(1, self.step):
+                    words = words_at(raw, GRAM + residue, 2 * count)
+                    self._fine.add(gram_hashes(words[0::2], words[1::2]))
 
-    def _set(self, slots: UInt64) -> None:
+    def _thin(self) -> None:
+        """Keep one entry of those with the same gram and the same 128 bytes on both sides.
+
+        Boilerplate and rulers stand in many prompts, and every match is looked at as far as that.
+        """
         import numpy as np
 
-        slots = np.unique(slots)
-        cells = (slots >> np.uint64(3)).astype(np.int64)
-        values = np.left_shift(np.uint8(1), (slots & np.uint64(7)).astype(np.uint8))
-        starts = np.flatnonzero(np.diff(cells, prepend=-1))
-        if len(starts):
-            self._bitmap[cells[starts]] |= np.bitwise_or.reduceat(values, starts)
+        upper = self._entries & self._mask
+        starts = np.flatnonzero(np.diff(upper, prepend=~upper[:1]))
+        sizes = np.diff(starts, append=len(upper))
+        kept = np.ones(len(upper), bool)
+        for run in np.flatnonzero(sizes > _HEAVY).tolist():
+            entries = slice(int(starts[run]), int(starts[run] + sizes[run]))
+            blocks = (self._entries[entries] & ~self._mask).astype(np.int64)
+            kept[entries] = ~self._repeated(blocks)
+        if not kept.all():
+            self._entries = self._entries[kept]
+
+    def _repeated(self, blocks: NDArray[Any]) -> NDArray[Any]:
+        """Return which blocks have the surroundings of another one that is kept."""
+        import numpy as np
+
+        text = np.frombuffer(self.text, np.uint64, len(self.text) // WORD)
+        around = np.arange(_WIDE[0] // WORD, _WIDE[1] // WORD)
+        inner = (blocks * 2 + around[0] >= 0) & (blocks * 2 + around[-1] < len(text))
+        hashes = np.zeros(len(blocks), np.uint64)
+        for part in slices(len(blocks), _ROWS):
+            words = text.take(blocks[part, None] * 2 + around, mode="clip")
+            for column in range(len(around)):
+                mixed = hashes[part] ^ (hashes[part] >> np.uint64(32))
+                hashes[part] = gram_hashes(mixed, words[:, column])
+        order = np.argsort(hashes, kind="stable")
+        same = np.zeros(len(blocks), bool)
+        for part in slices(len(blocks) - 1, _ROWS):
+            first, second = order[part], order[part.start + 1 : part.stop + 1]
+            words = text.take(blocks[first, None] * 2 + around, mode="clip")
+            others = text.take(blocks[second, None] * 2 + around, mode="clip")
+            same[second] = (words == others).all(axis=1) & inner[first] & inner[second]
+        return same
 
     def find(self, stream: bytes) -> Iterator[Match]:
-        """Yield matches of 32 characters or more that hold :data:`MIN_DISTINCT` different ones.
+        """Yield matches of 32 characters or more that tell something (:func:`_telling`).
 
         A match is told as far as 128 bytes around its gram, each stretch once.
         """
         if not self._size or len(stream) < GRAM:
             return
         told: set[tuple[int, int]] = set()
-        for at, hashed in self._hits(stream):
-            for match in self._verify(stream, at, hashed):
-                stretch = (match.start, len(match.text))
-                if stretch not in told:
-                    told.add(stretch)
-                    yield match
+        for match in self._verify(stream, *self._hits(stream)):
+            stretch = (match.start, len(match.text))
+            if stretch not in told:
+                told.add(stretch)
+                yield match
 
-    def _hits(self, stream: bytes) -> Iterator[tuple[NDArray[Any], UInt64]]:
-        """Yield positions and hashes of the probes whose gram's hash is in the index, by phase."""
+    def _hits(self, stream: bytes) -> tuple[NDArray[Any], UInt64]:
+        """Return positions and hashes of grams that are perhaps on the coarse grid."""
         import numpy as np
 
-        for phase in range(0, 8, self.step):
-            words = np.frombuffer(stream, np.uint64, (len(stream) - phase) // 8, phase)
-            if len(words) < 2:
-                continue
-            hashes = _hash(words[:-1], words[1:])
-            slots = hashes >> np.uint64(64 - self._bits)
-            cells = self._bitmap[(slots >> np.uint64(3)).view(np.int64)]
-            passed = np.flatnonzero((cells >> (slots & np.uint64(7)).astype(np.uint8)) & 1)
-            if not len(passed):
-                continue
-            upper = hashes[passed] & self._mask
-            left = np.searchsorted(self._entries, upper)
-            left[left == self._size] = self._size - 1
-            there = (self._entries[left] & self._mask) == upper
-            if there.any():
-                yield passed[there] * 8 + phase, upper[there]
+        found = [np.empty(0, np.int64)]
+        hashed = [np.empty(0, np.uint64)]
+        for phase in range(0, WORD, self.step):
+            grams = (len(stream) - phase) // WORD - 1
+            for part in slices(grams, _PROBES):
+                start = part.start * WORD + phase
+                words = words_at(stream, start, part.stop - part.start + 1)
+                hashes = gram_hashes(words[:-1], words[1:])
+                passed = np.flatnonzero(self._fine.passes(hashes))
+                found.append(passed * WORD + start)
+                hashed.append(hashes[passed])
+        at, hashes = np.concatenate(found), np.concatenate(hashed)
+        if self.step > 1 and len(at):
+            at, hashes = self._near(stream, at)
+        return self._known(stream, at, hashes)
 
-    def _verify(self, stream: bytes, at: NDArray[Any], upper: UInt64) -> Iterator[Match]:
-        """Compare hits with the text itself, each surrounding once.
+    def _near(self, stream: bytes, places: NDArray[Any]) -> tuple[NDArray[Any], UInt64]:
+        """Return grams around probes that are perhaps on the coarse grid, each place once."""
+        import numpy as np
 
-        Whether 32 bytes agree depends on the 48 around the gram alone, and whether 32 telling
-        characters do on the 272 around it (a match that tells further away has a gram of its own).
-        Traces repeat their names without end, so both answers are remembered.
-        """
+        # A word before the stream and five after it, so that all around a probe is there.
+        padded = bytes(WORD) + stream + bytes(6 * WORD)
+        words = words_at(padded, 0, len(padded) // WORD)
+        number = places[:, None] // WORD
+        shift = np.arange(1, WORD + 1).astype(np.uint64)[None, :] * np.uint64(8)
+
+        def moved(by: int) -> UInt64:
+            """The words that begin 1 to 8 bytes after the one that is ``by`` words further."""
+            low, high = words[number + 1 + by], words[number + 2 + by]
+            both: UInt64 = (low >> shift) | (high << (np.uint64(64) - shift))
+            return both
+
+        found, hashed = [], []
+        for first, reached in ((-1, -7), (1, 9)):
+            hashes = gram_hashes(moved(first), moved(first + 1))
+            row, column = np.nonzero(self._coarse.passes(hashes))
+            found.append(places[row] + (column + reached))
+            hashed.append(hashes[row, column])
+        at, first_one = np.unique(np.concatenate(found), return_index=True)
+        inside = (at >= 0) & (at + GRAM <= len(stream))
+        return at[inside], np.concatenate(hashed)[first_one][inside]
+
+    def _known(
+        self, stream: bytes, at: NDArray[Any], hashes: UInt64
+    ) -> tuple[NDArray[Any], UInt64]:
+        """Return the grams that are perhaps known with the word before or after them."""
         import numpy as np
 
         values = np.frombuffer(stream, np.uint8)
-        for first in range(0, len(at), _ROWS):
-            places, hashes = at[first : first + _ROWS], upper[first : first + _ROWS]
-            windows = _rows(values, places, _NARROW)
+        windows = np.ascontiguousarray(rows(values, at, (-WORD, GRAM + WORD))).view(np.uint64)
+        before = self._beside.passes(gram_hashes(windows[:, 0], hashes))
+        kept = before | self._beside.passes(gram_hashes(hashes, windows[:, 3]))
+        return at[kept], hashes[kept]
+
+    def _verify(self, stream: bytes, at: NDArray[Any], hashes: UInt64) -> Iterator[Match]:
+        """Compare hits with the text itself.
+
+        Whether 32 bytes agree depends on the 48 around the gram alone, and whether 32 telling
+        characters do on the 272 around it (a match that tells further away has a gram of its own).
+        Traces repeat their names without end, so answers are remembered.
+        """
+        import numpy as np
+
+        upper = hashes & self._mask
+        first = np.searchsorted(self._entries, upper)
+        last = np.searchsorted(self._entries, upper | ~self._mask, side="right")
+        there = first < last
+        at, first, last = at[there], first[there], last[there]
+        values = np.frombuffer(stream, np.uint8)
+        for part in slices(len(at), _ROWS):
+            windows = rows(values, at[part], _NARROW)
             kinds, inverse = _distinct(windows)
-            for kind, row in enumerate(kinds.tolist()):
-                window = windows[row].tobytes()
-                if window in self._cold:
-                    continue
-                sources = self._alike(int(hashes[row]), windows[row])
-                if not len(sources):
-                    _remember(self._cold, window, None)
-                    continue
+            ranges = (first[part][kinds], last[part][kinds])
+            alike = self._alike(windows[kinds], *ranges)
+            for kind, sources in alike.items():
                 for number in np.flatnonzero(inverse == kind).tolist():
-                    match = self._longest(stream, int(places[number]), sources)
-                    if match is not None:
-                        yield match
+                    yield from self._matches(stream, int(at[part][number]), sources)
 
-    def _alike(self, upper: int, window: NDArray[Any]) -> NDArray[Any]:
-        """Positions of a gram in the text where at least 32 bytes agree with the window."""
+    def _alike(
+        self, windows: NDArray[Any], first: NDArray[Any], last: NDArray[Any]
+    ) -> dict[int, list[NDArray[Any]]]:
+        """Return, by window, the text's places where at least 32 bytes agree with it."""
         import numpy as np
 
-        low, high = upper, upper | ((1 << self._low) - 1)
-        first = int(np.searchsorted(self._entries, np.uint64(low)))
-        last = int(np.searchsorted(self._entries, np.uint64(high), side="right"))
-        text = np.frombuffer(self.text, np.uint8)
-        found = []
-        for start in range(first, last, _ROWS):
-            numbers = (self._entries[start : min(start + _ROWS, last)] & ~self._mask).astype(
-                np.int64
-            )
-            places = numbers // self.step * GRAM + numbers % self.step
-            same = (near := _rows(text, places, _NARROW)) == window[None, :]
-            same &= near != 0
-            middle = same[:, GRAM : 2 * GRAM].all(axis=1)
-            before = np.logical_and.accumulate(same[:, GRAM - 1 :: -1], axis=1).sum(axis=1)
-            after = np.logical_and.accumulate(same[:, 2 * GRAM :], axis=1).sum(axis=1)
-            found.append(places[middle & (before + after >= GRAM)])
-        return np.concatenate(found)
+        found: dict[int, list[NDArray[Any]]] = {}
+        counts = last - first
+        heavy = {kind: windows[kind].tobytes() for kind in np.flatnonzero(counts > _HEAVY).tolist()}
+        asked = np.ones(len(windows), bool)
+        asked[[kind for kind, window in heavy.items() if window in self._cold]] = False
+        kinds = np.flatnonzero(asked)
+        ends = np.cumsum(counts[kinds])
+        for part in slices(int(ends[-1]) if len(ends) else 0, _PAIRS):
+            pairs = np.arange(part.start, part.stop)
+            row = np.searchsorted(ends, pairs, side="right")
+            kind = kinds[row]
+            entry = self._entries[last[kind] - (ends[row] - pairs)]
+            block = (entry & ~self._mask).astype(np.int64)
+            kept = self._same(windows, kind, block)
+            kind, places = kind[kept], block[kept] * GRAM
+            kept = _agree(rows(np.frombuffer(self.text, np.uint8), places, _NARROW), windows[kind])
+            kind, places = kind[kept], places[kept]
+            for one in np.unique(kind).tolist():
+                found.setdefault(one, []).append(places[kind == one])
+        for one, window in heavy.items():
+            if one not in found:
+                _remember(self._cold, window, None)
+        return found
 
-    def _longest(self, stream: bytes, at: int, sources: NDArray[Any]) -> Match | None:
-        """Return the longest telling match around a gram; None when none tells anything."""
+    def _same(self, windows: NDArray[Any], kind: NDArray[Any], block: NDArray[Any]) -> NDArray[Any]:
+        """Return which pairs agree in the gram and in the word before or after it.
+
+        Of 32 bytes around a gram, 8 or more stand on one side of it.
+        """
         import numpy as np
 
+        text = np.frombuffer(self.text, np.uint64, len(self.text) // WORD)
+        asked = np.ascontiguousarray(windows).view(np.uint64)
+        word = block * (GRAM // WORD)
+        before = text[np.maximum(word - 1, 0)] == asked[kind, 1]
+        after = text[np.minimum(word + 2, len(text) - 1)] == asked[kind, 4]
+        kept = np.flatnonzero(before | after)
+        word, kind = word[kept], kind[kept]
+        same = (text[word] == asked[kind, 2]) & (text[word + 1] == asked[kind, 3])
+        found: NDArray[Any] = kept[same]
+        return found
+
+    def _matches(self, stream: bytes, at: int, sources: list[NDArray[Any]]) -> list[Match]:
+        """Return the telling matches around a gram that lie in no other one."""
         start = max(0, at - _REACH)
         wide = stream[start : at + GRAM + _REACH]
         key = wide + bytes([at - start])
-        known = self._warm.get(key, _UNKNOWN)
-        if known is not None and known is not _UNKNOWN:
-            left, source, text = known
-            return Match(at - left, source, text)
+        known = self._warm.get(key)
         if known is None:
-            return None
-        if len(sources) > 1:
-            # Of places with the same surroundings one is enough.
-            text_values = np.frombuffer(self.text, np.uint8)
-            rows = _rows(text_values, sources, _WIDE)
-            _, kept = np.unique(rows, axis=0, return_index=True)
-            sources = sources[kept]
-        best: Match | None = None
-        for source in sources.tolist():
-            match = self._extend(wide, at - start, source)
-            if match is not None and (best is None or len(match.text) > len(best.text)):
-                best = match
-        if best is None:
-            _remember(self._warm, key, None)
-            return None
-        left = at - start - best.start
-        _remember(self._warm, key, (left, best.source, best.text))
-        return Match(at - left, best.source, best.text)
+            known = self._extents(wide, at - start, sources)
+            _remember(self._warm, key, known)
+        return [
+            Match(at - before, source - before, wide[at - start - before : at - start + after])
+            for before, after, source in known
+        ]
 
-    def _extend(self, stream: bytes, at: int, source: int) -> Match | None:
-        """Grow a match to both sides; None when it is too short or says nothing."""
-        first_stream, first_source = at, source
-        while first_stream and first_source:
-            byte = stream[first_stream - 1]
-            if not byte or byte != self.text[first_source - 1]:
-                break
-            first_stream, first_source = first_stream - 1, first_source - 1
-        end, other = at, source
-        while end < len(stream) and other < len(self.text):
-            if not stream[end] or stream[end] != self.text[other]:
-                break
-            end, other = end + 1, other + 1
-        text = stream[first_stream:end]
-        # Half a character at either side is none.
-        if not _telling(text.decode("utf-8", "ignore")):
-            return None
-        return Match(first_stream, first_source, text)
+    def _extents(
+        self, wide: bytes, at: int, sources: list[NDArray[Any]]
+    ) -> list[tuple[int, int, int]]:
+        """Return (bytes before the gram's start, after it, source) of maximal telling matches."""
+        import numpy as np
+
+        text = np.frombuffer(self.text, np.uint8)
+        window = rows(np.frombuffer(wide, np.uint8), np.array([at]), _WIDE)
+        reached: dict[int, int] = {}
+        for places in sources:
+            for part in slices(len(places), _ROWS):
+                before, after = _reach(rows(text, places[part], _WIDE), window, _REACH)
+                both = before * (2 * _REACH) + after
+                _, some = np.unique(both, return_index=True)
+                for one in some.tolist():
+                    reached.setdefault(int(both[one]), int(places[part][one]))
+        found: list[tuple[int, int, int]] = []
+        extents = [(*divmod(both, 2 * _REACH), source) for both, source in reached.items()]
+        for left, right, source in sorted(extents, key=lambda one: -one[0] - one[1]):
+            if any(left <= other[0] and right <= other[1] for other in found):
+                continue
+            # Half a character at either side is none.
+            characters = wide[at - left : at + right].decode("utf-8", "ignore")
+            if _telling(characters):
+                found.append((left, right, source))
+        return found
+
+
+def _reach(near: NDArray[Any], window: NDArray[Any], at: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return how many bytes in a row agree before column ``at`` and from it on; NUL never does."""
+    import numpy as np
+
+    same = (near == window) & (near != 0)
+    before = np.logical_and.accumulate(same[:, at - 1 :: -1], axis=1).sum(axis=1)
+    after = np.logical_and.accumulate(same[:, at:], axis=1).sum(axis=1)
+    return before, after
+
+
+def _agree(near: NDArray[Any], windows: NDArray[Any]) -> NDArray[Any]:
+    """Return which rows agree with their window in 32 bytes around the gram."""
+    before, after = _reach(near, windows, GRAM)
+    agree: NDArray[Any] = (after >= GRAM) & (before + after >= MIN_CHARS)
+    return agree
 
 
 def _remember(memory: dict[bytes, Any], key: bytes, value: object) -> None:
@@ -258,10 +367,14 @@ def _remember(memory: dict[bytes, Any], key: bytes, value: object) -> None:
 
 
 def _telling(characters: str) -> bool:
-    """Tell whether some 32 characters in a row hold enough different ones."""
+    """Tell whether some 32 characters in a row are more than a short unit again and again."""
     return any(
-        len(set(characters[start : start + MIN_CHARS])) >= MIN_DISTINCT
-        for start in range(len(characters) - MIN_CHARS + 1)
+        len(set(part)) >= MIN_DISTINCT
+        and not any(part[period:] == part[:-period] for period in range(1, MAX_PERIOD + 1))
+        for part in (
+            characters[start : start + MIN_CHARS]
+            for start in range(len(characters) - MIN_CHARS + 1)
+        )
     )
 
 
@@ -272,34 +385,9 @@ def _distinct(windows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     words = np.ascontiguousarray(windows).view(np.uint64)
     mixed = words[:, 0].copy()
     for column in range(1, words.shape[1]):
-        mixed = _hash(mixed, words[:, column])
-    _, rows, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-    if not (words == words[rows][inverse]).all():
+        mixed = gram_hashes(mixed ^ (mixed >> np.uint64(32)), words[:, column])
+    _, kinds, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+    if not (words == words[kinds][inverse]).all():
         # Two kinds with one hash: tell all rows apart.
-        rows = inverse = np.arange(len(windows))
-    return rows, inverse
-
-
-def _rows(values: NDArray[Any], places: NDArray[Any], reach: tuple[int, int]) -> NDArray[Any]:
-    """Return uint8[places, reach] around each place, 0 outside of the values."""
-    import numpy as np
-
-    at = places[:, None] + np.arange(*reach)[None, :]
-    inside = (at >= 0) & (at < len(values))
-    at[~inside] = 0
-    rows: NDArray[Any] = values[at]
-    rows[~inside] = 0
-    return rows
-
-
-def _hash(first: UInt64, second: UInt64) -> UInt64:
-    """Mix two words into 64 bits whose upper ones depend on all of both."""
-    import numpy as np
-
-    mixed = first * np.uint64(_MIX[0])
-    mixed ^= mixed >> np.uint64(32)
-    mixed += second
-    mixed *= np.uint64(_MIX[1])
-    mixed ^= mixed >> np.uint64(29)
-    mixed *= np.uint64(_MIX[2])
-    return mixed
+        kinds = inverse = np.arange(len(windows))
+    return kinds, inverse

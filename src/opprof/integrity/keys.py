@@ -20,6 +20,8 @@ from opprof.integrity.normalize import MIN_CHARS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    UInt64 = NDArray[Any]
+
 FORBIDDEN_KEYS = (
     "prompt",
     "prompts",
@@ -59,15 +61,18 @@ FORBIDDEN_KEYS = (
 """Request and answer bodies of OpenAI's interface, vLLM's request log and its offline outputs; in
 lower case, for capitals make no difference."""
 
-CHART_LABEL = b"text"
+CHART_LABEL = "text"
 """In a page, Plotly's labels stand under this key: there only strings of 32 characters or more,
 what the specification calls a private substring, count."""
 
-_TERMINATORS = b"\"'=: "
 _BEFORE = 48
-_PAD = 8
-_AFTER = 8 << 10
+"""Bytes before a colon that hold any key with what stands around it."""
+_LABELS_BYTES = 8 << 10
+_SLOTS_LOG2 = 14
+_VALUE = rb"(?P<value>[bfru]{0,2}[\"'](?![\"'])|\[ ?(?!\])|\((?=[\"']))"
+_VALUE_BEGINS = b"bfruBFRU\"'[("
 _STRING = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"")
+_ITEM = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|[\[\]]")
 
 
 def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> Iterator[str]:
@@ -76,92 +81,99 @@ def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> 
     ``page`` is HTML, where ``content="…"`` is an attribute and charts carry their labels;
     ``config`` is TOML. In both only ``"key": …`` counts.
     """
-    pattern = _pattern(quoted=page or config)
-    text = text.lower()
-    told = -1
+    before, after = _patterns(quoted=page or config)
     for at in _candidates(text):
-        if at < told:
+        named = before.match(text[max(0, at - _BEFORE) : at][::-1])
+        value = after.match(text, at) if named is not None else None
+        if named is None or value is None:
             continue
-        match = pattern.search(text, max(0, at - _BEFORE), at + _BEFORE)
-        if match is None or match.start() < told:
+        key = named.group("key")[::-1].decode().lower()
+        if page and key == CHART_LABEL and _only_labels(text, value.start("value")):
             continue
-        told = match.end()
-        key = match.group("key")
-        if page and key == CHART_LABEL and _only_labels(text, match.end() - 1):
-            continue
-        yield key.decode()
+        yield key
 
 
 def _only_labels(text: bytes, start: int) -> bool:
     """Tell whether the string or the array of strings at ``start`` holds short ones only."""
-    end = text.find(b"]", start) if text[start : start + 1] == b"[" else start + 1
-    stop = end if end > start + 1 else start + _AFTER
-    for match in _STRING.finditer(text, start, min(stop, start + _AFTER)):
-        if len(match.group(1).decode("utf-8", "replace")) >= MIN_CHARS:
+    if text[start : start + 1] != b"[":
+        match = _STRING.match(text, start)
+        return match is not None and _is_short(match)
+    depth = 0
+    for match in _ITEM.finditer(text, start, start + _LABELS_BYTES):
+        if match.group(1) is None:
+            depth += 1 if match.group() == b"[" else -1
+            if not depth:
+                break
+        elif not _is_short(match):
             return False
-        if text[start : start + 1] != b"[":
-            return True
-    return text[start : start + 1] == b"["
+    return True
+
+
+def _is_short(string: re.Match[bytes]) -> bool:
+    return len(string.group(1).decode("utf-8", "replace")) < MIN_CHARS
 
 
 @cache
-def _pattern(*, quoted: bool) -> re.Pattern[bytes]:
-    keys = "|".join(sorted(FORBIDDEN_KEYS, key=len, reverse=True))
-    value = r" ?(?:[bfruBFRU]{0,2}[\"'](?![\"'])|\[ ?(?!\])|\((?=[\"']))"
+def _patterns(*, quoted: bool) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """Return what stands before a key's colon, read backwards, and what follows from it on."""
+    keys = "|".join(key[::-1] for key in sorted(FORBIDDEN_KEYS, key=len, reverse=True)).encode()
     if quoted:
-        return re.compile(rf"[\"'](?P<key>{keys})[\"'] ?:{value}".encode())
-    return re.compile(rf"(?<![A-Za-z0-9_.\-])[\"']?(?P<key>{keys})[\"']? ?[:=]{value}".encode())
+        before = rb" ?[\"'](?P<key>" + keys + rb")[\"']"
+    else:
+        before = rb" ?[\"']?(?P<key>" + keys + rb")(?![A-Za-z0-9_.\-])"
+    after = (b": ?" if quoted else b"[:=] ?") + _VALUE
+    return re.compile(before, re.IGNORECASE), re.compile(after, re.IGNORECASE)
 
 
 def _candidates(text: bytes) -> list[int]:
-    """Positions of the last letter of what may be a key: cheap, for all of a stream."""
+    """Positions of the colons and equal signs that may end a key: cheap, for all of a stream."""
     import numpy as np
 
-    # A key may stand at the very beginning; seven bytes before it are looked at.
-    text = b" " * _PAD + text + b"  "
+    if not text:
+        return []
     values = np.frombuffer(text, np.uint8)
-    pairs, endings = _tables()
-    found: list[NDArray[Any]] = []
-    for phase in (0, 1):
-        words = np.frombuffer(text, np.uint16, (len(text) - phase) // 2, phase)
-        found.append(np.flatnonzero(pairs[words]) * 2 + phase)
-    at = np.sort(np.concatenate(found))
-    at = at[at >= 7]
-    last = _letters(values, at)
-    some = np.isin(last, [ending for ending, _, _ in endings])
-    at, last = at[some], last[some]
-    before = _letters(values, at - 4)
-    kept = np.zeros(len(at), bool)
-    for ending, mask, letters in endings:
-        kept |= (last == ending) & ((before & mask) == letters)
-    return [position - _PAD for position in at[kept].tolist()]
+    at = np.flatnonzero((values == 0x3A) | (values == 0x3D))
+    after = np.take(values, at + 1, mode="clip")
+    begins = np.where(after == 0x20, np.take(values, at + 2, mode="clip"), after)
+    at = at[_value_begins()[begins]]
+    # The eight bytes before each, the nearest one uppermost; a key may stand at the beginning.
+    words = np.frombuffer(b" " * 8 + text + b" " * 8, np.uint64, len(text) // 8 + 2)
+    word, shift = at >> 3, (at & 7).astype(np.uint64) << np.uint64(3)
+    before = words[word] >> shift
+    before |= words[word + 1] << (np.uint64(64) - shift)
+    top = before >> np.uint64(56)
+    before <<= (top == 0x20).astype(np.uint64) << np.uint64(3)
+    top = before >> np.uint64(56)
+    before <<= ((top == 0x22) | (top == 0x27)).astype(np.uint64) << np.uint64(3)
+    kept = _endings()[_ending_slot(before >> np.uint64(32))]
+    found: list[int] = at[kept].tolist()
+    return found
 
 
-def _letters(values: NDArray[Any], at: NDArray[Any]) -> NDArray[Any]:
-    """The four bytes that end at each position, the last one lowest."""
+def _ending_slot(letters: UInt64) -> NDArray[Any]:
+    """Return a slot for each uint32 of four letters, whatever their case."""
     import numpy as np
 
-    four = np.zeros(len(at), np.uint32)
-    for back in range(4):
-        four |= values[at - back].astype(np.uint32) << np.uint32(8 * back)
-    return four
+    mixed = (letters | np.uint64(0x20202020)) * np.uint64(0x9E3779B1)
+    return ((mixed & np.uint64(0xFFFFFFFF)) >> np.uint64(32 - _SLOTS_LOG2)).view(np.int64)
 
 
 @cache
-def _tables() -> tuple[NDArray[Any], list[tuple[int, int, int]]]:
-    """Return (bool[65536] by last letter and terminator, the last letters of every key).
-
-    The letters are (last four, mask and value of the four before them).
-    """
+def _value_begins() -> NDArray[Any]:
+    """Return bool[256]: the bytes that a value begins with."""
     import numpy as np
 
-    pairs = np.zeros(1 << 16, bool)
-    endings = set()
-    for key in FORBIDDEN_KEYS:
-        for terminator in _TERMINATORS:
-            pairs[ord(key[-1]) | terminator << 8] = True
-        earlier = key[-8:-4].encode()
-        mask = (1 << 8 * len(earlier)) - 1
-        last = int.from_bytes(key[-4:].encode(), "big")
-        endings.add((last, mask, int.from_bytes(earlier, "big")))
-    return pairs, sorted(endings)
+    members = np.zeros(256, bool)
+    members[list(_VALUE_BEGINS)] = True
+    return members
+
+
+@cache
+def _endings() -> NDArray[Any]:
+    """Return bool[slots]: the last four letters of some key."""
+    import numpy as np
+
+    last = sorted({int.from_bytes(key[-4:].encode(), "little") for key in FORBIDDEN_KEYS})
+    slots = np.zeros(1 << _SLOTS_LOG2, bool)
+    slots[_ending_slot(np.array(last, np.uint64))] = True
+    return slots

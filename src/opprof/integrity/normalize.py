@@ -3,8 +3,8 @@
 Both sides of the scan, private prompts and artefacts, go through :func:`collapse`: every run of
 white space (Unicode's, as ``str.isspace`` has it) becomes one space, in UTF-8. Artefacts may hold
 text encoded, so :func:`views` adds what the bytes say once their encoding is undone: JSON, C and
-Python escapes, HTML entities, percent encoding, base64, and UTF-16 or UTF-32 of ASCII text; each in
-any nesting up to :data:`MAX_DEPTH`.
+Python escapes, HTML entities, percent encoding, doubled quotes, base64, and UTF-16 or UTF-32 of
+ASCII text; each in any nesting up to :data:`MAX_DEPTH`.
 
 Encoded text is rare, so a view holds only the surroundings of what was decoded: nothing shorter
 than :data:`MIN_CHARS` characters is looked for, and nothing further away can be part of a match.
@@ -17,6 +17,8 @@ import binascii
 import html
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
 MIN_CHARS = 32
@@ -31,18 +33,24 @@ SEPARATOR = b"\x00"
 _ASCII_SPACE = bytes(
     0x20 if byte in b"\t\n\v\f\r\x1c\x1d\x1e\x1f " else byte for byte in range(256)
 )
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\b\x1b") + b"\x7f"
 _UNICODE_SPACE = re.compile(
     rb"\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 )
 _ESCAPE = re.compile(
-    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    rb"|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|(?:\\x[0-9a-fA-F]{2})+|(?:\\[0-3][0-7]{2})+|\\(.)",
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}(?:\\x[0-9a-fA-F]{2})*"
+    rb"|[0-3][0-7]{2}(?:\\[0-3][0-7]{2})*|(.))",
     re.DOTALL,
 )
+"""Begins with its backslash alone, which a search passes over the rest for, as the others do."""
 _HIGH_POINT = re.compile(rb"\\x([89a-fA-F][0-9a-fA-F])")
 _SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 _ENTITY = re.compile(rb"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
-_PERCENT = re.compile(rb"(?:%[0-9A-Fa-f]{2})+")
+_PERCENT_BYTE = re.compile(rb"%[0-9A-Fa-f]{2}")
+_PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2})*")
+_SHELL_QUOTE = re.compile(rb"""'(?:"'"|\\')'""")
+_BEFORE_EMPTY, _AFTER_EMPTY = list(b"[({,:= "), list(b"])},; ")
 _BASE64 = re.compile(
     rb"[A-Za-z0-9+/_-]{40,}(?:(?:\\r|\\n| ){1,2}[A-Za-z0-9+/_-]{40,})*"
     rb"(?:(?:\\r|\\n| ){1,2}[A-Za-z0-9+/_-]+)?={0,2}"
@@ -72,39 +80,57 @@ def collapse(data: bytes) -> bytes:
     return values[keep].tobytes()
 
 
-def views(text: bytes) -> Iterator[bytes]:
-    """Yield collapsed ``text`` itself and every decoded view of it, each collapsed."""
+def is_text(sample: bytes) -> bool:
+    """Tell whether nine tenths of some bytes are UTF-8 (or ASCII in UTF-16) without controls."""
+    if sample.count(b"\x00") * 3 > len(sample):
+        sample = sample.replace(b"\x00", b"")
+    odd = len(sample) - len(sample.translate(None, _CONTROLS))
+    if not sample.isascii():
+        odd += len(sample) - len(sample.decode("utf-8", "ignore").encode())
+    # Half a character may stand at either end.
+    return (odd - 6) * 10 <= len(sample)
+
+
+def views(text: bytes, *, table: bool = False) -> Iterator[bytes]:
+    """Yield collapsed ``text`` itself and every decoded view of it, each collapsed.
+
+    ``table`` is CSV or YAML, in which every quote inside of quotes is doubled.
+    """
     yield text
+    decoders = (*_DECODERS, *_quote_decoders(table=table))
     pending = [(text, 0)]
     seen: set[bytes] = set()
     while pending:
         current, depth = pending.pop()
         if depth == MAX_DEPTH:
             continue
-        for decode in _DECODERS:
+        for decode in decoders:
             found = decode(current)
-            if found and found not in seen:
-                seen.add(found)
+            # Of large views only the digest is kept.
+            if found and (digest := sha256(found).digest()) not in seen:
+                seen.add(digest)
                 yield found
                 pending.append((found, depth + 1))
 
 
 def _without_nul(text: bytes) -> bytes:
     """ASCII text in UTF-16 or UTF-32 is itself between NUL bytes."""
-    return collapse(text.replace(b"\x00", b"")) if text.count(b"\x00") * 3 > len(text) else b""
+    if b"\x00" not in text or text.count(b"\x00") * 3 <= len(text):
+        return b""
+    return collapse(text.replace(b"\x00", b""))
 
 
 def _unescaped(text: bytes) -> bytes:
     if b"\\" not in text:
         return b""
-    return _around(text, _positions(text, 0x5C), lambda part: _ESCAPE.sub(_escape, part))
+    return _around(text, _positions(text, b"\\"), lambda part: _ESCAPE.sub(_escape, part))
 
 
 def _unescaped_points(text: bytes) -> bytes:
     """In Python's text ``\\xe4`` is a character, in its bytes one byte of UTF-8: both are tried."""
-    if b"\\x" not in text:
+    if b"\\" not in text:
         return b""
-    sites = [match.start() for match in _HIGH_POINT.finditer(text)]
+    sites = _sites(text, b"\\", _HIGH_POINT)
 
     def decode(part: bytes) -> bytes:
         return _ESCAPE.sub(_escape, _HIGH_POINT.sub(_point, part))
@@ -135,7 +161,7 @@ def _escape(match: re.Match[bytes]) -> bytes:
 def _from_html(text: bytes) -> bytes:
     if b"&" not in text:
         return b""
-    sites = [match.start() for match in _ENTITY.finditer(text)]
+    sites = _sites(text, b"&", _ENTITY)
     return _around(text, sites, lambda part: _ENTITY.sub(_entity, part))
 
 
@@ -146,12 +172,49 @@ def _entity(match: re.Match[bytes]) -> bytes:
 def _from_percent(text: bytes) -> bytes:
     if b"%" not in text:
         return b""
-    sites = [match.start() for match in _PERCENT.finditer(text)]
+    sites = _sites(text, b"%", _PERCENT_BYTE)
     return _around(text, sites, lambda part: _PERCENT.sub(_percent, part))
+
+
+def _from_form(text: bytes) -> bytes:
+    """A form's text has ``+`` for a blank, and percent encoding for what it needs."""
+    sites = _positions(text, b"+") if b"+" in text else []
+    return _around(text, sites, lambda part: _PERCENT.sub(_percent, part.replace(b"+", b" ")))
 
 
 def _percent(match: re.Match[bytes]) -> bytes:
     return unquote_to_bytes(match.group())
+
+
+def _undoubled(text: bytes, quote: bytes, *, table: bool) -> bytes:
+    """CSV and YAML double a quote inside of quotes.
+
+    Two of them between brackets, commas and blanks are an empty string, but in a ``table``.
+    """
+    import numpy as np
+
+    if quote not in text:
+        return b""
+    values = np.frombuffer(text, np.uint8)
+    same = values == quote[0]
+    at = np.flatnonzero(same[1:] & same[:-1])
+    if not table and len(at):
+        before, after = values[np.maximum(at - 1, 0)], values[np.minimum(at + 2, len(values) - 1)]
+        empty = np.isin(before, _BEFORE_EMPTY) & np.isin(after, _AFTER_EMPTY)
+        at = at[~empty]
+    return _around(text, at.tolist(), lambda part: part.replace(quote * 2, quote))
+
+
+def _quote_decoders(*, table: bool) -> tuple[Callable[[bytes], bytes], ...]:
+    return tuple(partial(_undoubled, quote=quote, table=table) for quote in (b'"', b"'"))
+
+
+def _from_shell(text: bytes) -> bytes:
+    """Inside of single quotes a shell's word has ``'"'"'`` or ``'\\''`` for one."""
+    if b"'" not in text:
+        return b""
+    sites = _sites(text, b"'", _SHELL_QUOTE)
+    return _around(text, sites, lambda part: _SHELL_QUOTE.sub(b"'", part))
 
 
 def _from_base64(text: bytes) -> bytes:
@@ -227,6 +290,8 @@ _DECODERS: tuple[Callable[[bytes], bytes], ...] = (
     _unescaped_points,
     _from_html,
     _from_percent,
+    _from_form,
+    _from_shell,
     _from_base64,
 )
 
@@ -243,8 +308,13 @@ def _around(text: bytes, sites: Iterable[int], decode: Callable[[bytes], bytes])
     return collapse(SEPARATOR.join(decode(part) for part in parts)) if parts else b""
 
 
-def _positions(text: bytes, byte: int) -> list[int]:
+def _positions(text: bytes, byte: bytes) -> list[int]:
     import numpy as np
 
-    found: list[int] = np.flatnonzero(np.frombuffer(text, np.uint8) == byte).tolist()
+    found: list[int] = np.flatnonzero(np.frombuffer(text, np.uint8) == byte[0]).tolist()
     return found
+
+
+def _sites(text: bytes, first: bytes, pattern: re.Pattern[bytes]) -> list[int]:
+    """Where a pattern matches that begins with one certain character, which is rare."""
+    return [at for at in _positions(text, first) if pattern.match(text, at)]

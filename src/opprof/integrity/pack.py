@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import io
+import os
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from opprof.artifacts.scan import ScanReport
 from opprof.artifacts.verification import VerifyReport
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError, IntegrityError, StateConflict
-from opprof.files import atomic_writer, sha256_file, write_atomic
+from opprof.files import new_file_writer
 from opprof.integrity.check import scan_folder
 from opprof.integrity.provenance import hash_folder
 from opprof.integrity.tree import Entry, open_plain, walk
@@ -93,8 +94,11 @@ def pack(
     """
     beside = out.with_name(f"{out.name}.sha256")
     _check_out(folder, out, beside)
-    size = _public_bytes(folder, options.protocol)
+    # Before anything is hashed, for a folder far too large; and of what was hashed.
+    present = sum(entry.bytes for entry in walk(folder) if isinstance(entry, Entry))
+    _limited(present, options.protocol, folder)
     files = hash_folder(folder)
+    size = _limited(sum(item.bytes for item in files), options.protocol, folder)
     verified = verify(folder, runs=options.runs, protocols=frozenset({options.protocol.sha256}))
     on_verified(verified)
     _refuse_unverified(verified, options, folder)
@@ -111,17 +115,41 @@ def pack(
         raise IntegrityError(reason, path=folder)
     _refuse_unscanned(folder, files, scanned)
     contents = _contents(folder, files, size, verified, scanned, options)
-    with atomic_writer(out) as stream, _compressed(stream, out) as target:
-        _write_tar(folder, contents, target)
-    digest = sha256_file(out)
-    write_atomic(beside, f"{digest}  {out.name}\n".encode())
+    digest = _write(folder, contents, out, beside)
     return Packed(out, digest, out.stat().st_size, contents)
 
 
+def _write(folder: Path, contents: Pack, out: Path, beside: Path) -> str:
+    """Write the archive's hash and then the archive, each of which appears whole; return the hash.
+
+    Only a process killed in the moment between the two leaves the hash alone.
+    """
+    complete = beside_written = False
+    try:
+        with new_file_writer(out) as stream:
+            hashing = _HashingWriter(stream)
+            with _compressed(hashing, out) as target:
+                _write_tar(folder, contents, target)
+            digest = hashing.digest.hexdigest()
+            with new_file_writer(beside) as line:
+                line.write(f"{digest}  {out.name}\n".encode())
+            beside_written = True
+        complete = True
+    finally:
+        if beside_written and not complete:
+            beside.unlink(missing_ok=True)
+    return digest
+
+
 def _check_out(folder: Path, out: Path, beside: Path) -> None:
-    for path in (out, beside):
-        if path.exists() or path.is_symlink():
-            raise StateConflict("exists already; nothing is overwritten", path=path)
+    if os.path.lexists(out):
+        raise StateConflict("exists already; nothing is overwritten", path=out)
+    if os.path.lexists(beside):
+        reason = (
+            "exists already without its archive, which was moved, or a pack was killed just before "
+            "it appeared; nothing is overwritten"
+        )
+        raise StateConflict(reason, path=beside)
     if not out.name.endswith((".tar.gz", ".tar.zst", ".tar")):
         raise InputError("--out takes FILE.tar.gz, FILE.tar.zst or FILE.tar", path=out)
     if out.name.endswith(".zst"):
@@ -130,10 +158,9 @@ def _check_out(folder: Path, out: Path, beside: Path) -> None:
         raise InputError("the archive would lie in the folder that it packs", path=out)
 
 
-def _public_bytes(folder: Path, protocol: Protocol) -> int:
-    """Return the size of all files; hard stop 9."""
+def _limited(size: int, protocol: Protocol, folder: Path) -> int:
+    """Return a folder's size; hard stop 9."""
     limit = protocol.file.budget.public_bytes_max
-    size = sum(entry.bytes for entry in walk(folder) if isinstance(entry, Entry))
     if size > limit:
         reason = f"holds {size} bytes, the protocol allows {limit} to be public (hard stop 9)"
         raise IntegrityError(reason, path=folder)
@@ -242,8 +269,25 @@ class _Hashing:
         return part
 
 
+class _HashingWriter(io.RawIOBase):
+    """Passes on what is written and hashes it."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.digest = stream, sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.digest.update(data)
+        return self._stream.write(data)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
 @contextmanager
-def _compressed(stream: BinaryIO, out: Path) -> Iterator[Any]:
+def _compressed(stream: io.RawIOBase, out: Path) -> Iterator[Any]:
     if out.name.endswith(".gz"):
         with gzip.GzipFile("", "wb", _GZIP_LEVEL, stream, mtime=0) as target:
             yield target

@@ -5,11 +5,13 @@ Source: protocol, "Artifact, privacy, and reproducibility contract" and hard sto
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
 from opprof._version import __version__
 from opprof.artifacts.common import SanityBlock, SanityFamily
@@ -27,12 +29,14 @@ from opprof.integrity.containers import (
     Unlooked,
     streams,
 )
+from opprof.integrity.findings import Enough, FileLog, Tally
 from opprof.integrity.keys import forbidden_keys
 from opprof.integrity.normalize import (
     MIN_CHARS,
     SEPARATOR,
     class_table,
     collapse,
+    is_text,
     long_runs,
     views,
 )
@@ -41,12 +45,13 @@ from opprof.integrity.tree import Entry, Unreadable, open_plain, walk
 
 COMMAND_LOG = "commands.log"
 """The one name under which private paths may stand (protocol: "the exact command log")."""
-CHUNK_BYTES = 1 << 20
-OVERLAP_BYTES = 64 << 10
+CHUNK_BYTES = 1 << 19
+OVERLAP_BYTES = 16 << 10
 """Of neighbouring chunks: far more than 32 characters take in any encoding, so that no border cuts
 a match; only white space escaped over more than this could."""
-FINDINGS_A_FILE = 20
-
+_BINARY = "is binary or in an unknown encoding: only what stands in it as text was looked at"
+_SAMPLE_BYTES = 4 << 10
+_REMEMBERED = 1 << 14
 _OWN_BYTES = 512 << 10
 """No source file of this program is longer."""
 _ID_CLASS = class_table(b"0123456789,;[] ")
@@ -54,19 +59,8 @@ _ID_BREAKS = bytes(0x2C if byte in b",;[] " else byte for byte in range(256))
 _COMMAS = re.compile(rb",,+")
 
 
-@dataclass
-class _Tally:
-    """What was looked at, of one file."""
-
-    findings: list[ScanFinding] = field(default_factory=list)
-    more: bool = False
-    streams: int = 0
-    stream_bytes: int = 0
-    public: int = 0
-
-
-class _Enough(Exception):
-    """One file has as many findings as are told."""
+class Stopped(Exception):
+    """The scan is being ended."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +74,21 @@ class Scanner:
     """Collapsed text that everybody may read; what it holds is no finding."""
     private_files: frozenset[tuple[int, int]] = frozenset()
     """(device, inode) of the manifests."""
+    private_folders: tuple[Path, ...] = ()
+    """Private folders, resolved."""
     recorded: frozenset[str] = frozenset()
     """Copies of another version of this program whose recorded hash fits."""
     own: frozenset[str] = frozenset()
     """SHA-256 of files that are copies of this program, where keys are program text."""
     limit_bytes: int = INFLATED_LIMIT_BYTES
+    stopped: Event = field(default_factory=Event)
+    """Set from outside: no further byte is looked at."""
+    _known_public: dict[bytes, bool] = field(default_factory=dict)
 
-    def scan_entry(self, entry: Entry | Unreadable) -> _Tally:
+    def scan_entry(self, entry: Entry | Unreadable) -> Tally:
         """Look at one name and, where it is a file, at all that it holds."""
-        tally = _Tally()
-        log = _Log(tally, self._public_name(entry.name, tally))
+        tally = Tally()
+        log = FileLog(tally, self.shown_name(entry.name, tally))
         try:
             if isinstance(entry, Unreadable):
                 log.add("not_looked_at", "", entry.reason)
@@ -99,12 +98,12 @@ class Scanner:
                 log.add("special_file", "", "is a pipe, a socket or a device")
             elif entry.kind == "file":
                 self._file(entry, log)
-        except _Enough:
+        except Enough:
             tally.more = True
         return tally
 
-    def _public_name(self, name: str, tally: _Tally) -> str:
-        """Return the name, or its hash where it is itself private; such a name is a finding."""
+    def shown_name(self, name: str, tally: Tally) -> str:
+        """Return a name, or its hash where it is itself private; such a name is a finding."""
         first = self._private_name(name)
         if first is None:
             return name
@@ -114,7 +113,7 @@ class Scanner:
         return shown
 
     def _private_name(self, name: str) -> ScanFinding | None:
-        probe = _Log(_Tally(), "")
+        probe = FileLog(Tally(), "")
         self._look(collapse(name.encode()), probe, "", 0, keys=False, path_allowed=False)
         return next(iter(probe.tally.findings), None)
 
@@ -123,16 +122,18 @@ class Scanner:
             return inside if inside.isprintable() else inside.encode("unicode_escape").decode()
         return _withheld(inside)
 
-    def _link(self, entry: Entry, log: _Log) -> None:
+    def _link(self, entry: Entry, log: FileLog) -> None:
         target = entry.path.resolve()
         where = "which exists" if target.exists() else "which does not exist"
         log.add("link", "", f"is a link to something, {where}; links are not followed")
 
-    def _file(self, entry: Entry, log: _Log) -> None:
+    def _file(self, entry: Entry, log: FileLog) -> None:
+        if any(folder in entry.path.resolve().parents for folder in self.private_folders):
+            log.add("private_file", "", "lies in a private folder")
         try:
             with open_plain(entry.path) as stream:
-                status = entry.path.stat()
-                if (status.st_dev, status.st_ino) in self.private_files:
+                before = os.fstat(stream.fileno())
+                if (before.st_dev, before.st_ino) in self.private_files:
                     log.add("private_file", "", "is a private manifest itself")
                 name = entry.name.rsplit("/", 1)[-1]
                 recorded = entry.name in self.recorded
@@ -141,38 +142,46 @@ class Scanner:
                         log.add("not_looked_at", self._inside_name(part.name), part.reason)
                     else:
                         self._stream(part, entry.name, log, recorded=recorded)
+                if _identity(os.fstat(stream.fileno())) != _identity(before):
+                    log.add("not_looked_at", "", "changed while it was looked at")
         except InputError as error:
             log.add("not_looked_at", "", error.reason)
 
-    def _stream(self, part: Stream, name: str, log: _Log, *, recorded: bool) -> None:
+    def _stream(self, part: Stream, name: str, log: FileLog, *, recorded: bool) -> None:
         try:
             self._plain(part, name, log, recorded=recorded)
         except Damaged as error:
             log.add("not_looked_at", self._inside_name(part.name), str(error))
 
-    def _plain(self, part: Stream, name: str, log: _Log, *, recorded: bool) -> None:
+    def _plain(self, part: Stream, name: str, log: FileLog, *, recorded: bool) -> None:
         log.tally.streams += 1
         head = _fill(part.reader, _OWN_BYTES)
         own = recorded or (len(head) < _OWN_BYTES and sha256_bytes(head) in self.own)
         allowed = (part.name or name).rsplit("/", 1)[-1].split("!")[-1] == COMMAND_LOG
         inside = self._inside_name(part.name)
         suffix = (part.name or name).removesuffix(".gz").rsplit(".", 1)[-1].lower()
-        for offset, text in _texts(Chained(head, part.reader), log.tally):
+        reader = Chained(head, part.reader)
+        for chunk in _chunks(reader, log.tally):
+            if self.stopped.is_set():
+                raise Stopped
+            if part.whole and not is_text(chunk.sample):
+                log.add("not_looked_at", inside, _BINARY)
             self._look(
-                text,
+                chunk.text,
                 log,
                 inside,
-                offset,
+                chunk.offset,
                 keys=not own,
                 path_allowed=allowed,
                 page=suffix in ("html", "htm"),
                 config=suffix == "toml",
+                table=suffix in ("csv", "tsv", "yaml", "yml"),
             )
 
     def _look(
         self,
         text: bytes,
-        log: _Log,
+        log: FileLog,
         inside: str,
         offset: int,
         *,
@@ -180,9 +189,10 @@ class Scanner:
         path_allowed: bool,
         page: bool = False,
         config: bool = False,
+        table: bool = False,
     ) -> None:
         """Look at one stretch of collapsed text in every view."""
-        for view in views(text):
+        for view in views(text, table=table):
             if keys:
                 for key in forbidden_keys(view, page=page, config=config):
                     log.add("forbidden_key", inside, f'key "{key}" holds text or ids', offset)
@@ -195,9 +205,11 @@ class Scanner:
                 for private in self.source.ids if len(numbers) >= MIN_CHARS else ():
                     self._find(private, numbers, log, inside, offset)
 
-    def _find(self, private: PrivateText, view: bytes, log: _Log, inside: str, offset: int) -> None:
+    def _find(
+        self, private: PrivateText, view: bytes, log: FileLog, inside: str, offset: int
+    ) -> None:
         for match in private.index.find(view):
-            if self.public and match.text in self.public:
+            if self.public and self._is_public(match.text):
                 log.tally.public += 1
                 continue
             count = len(match.text.decode("utf-8", "ignore"))
@@ -208,41 +220,35 @@ class Scanner:
             )
             log.add(kind, inside, detail, offset, once=where)
 
+    def _is_public(self, text: bytes) -> bool:
+        known = self._known_public.get(text)
+        if known is None:
+            if len(self._known_public) >= _REMEMBERED:
+                self._known_public.clear()
+            known = self._known_public[text] = text in self.public
+        return known
 
-@dataclass
-class _Log:
-    """Findings of one file, each told once."""
 
-    tally: _Tally
-    name: str
-
-    told: set[tuple[str, str, str]] = field(default_factory=set)
-
-    def add(
-        self,
-        kind: FindingKind,
-        inside: str,
-        detail: str,
-        offset: int | None = None,
-        *,
-        once: str = "",
-    ) -> None:
-        """Tell a finding; ``once`` names what makes two of them the same, else the detail does."""
-        key = (kind, inside, once or detail)
-        if key in self.told:
-            return
-        self.told.add(key)
-        self.tally.findings.append(ScanFinding(self.name, inside, kind, detail, offset))
-        if len(self.tally.findings) >= FINDINGS_A_FILE:
-            raise _Enough
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _withheld(name: str) -> str:
     return f"(name withheld, SHA-256 {sha256_bytes(name.encode())[:16]})"
 
 
-def _texts(reader: Readable, tally: _Tally) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset of its first byte, collapsed text) of overlapping chunks of a stream."""
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    offset: int
+    """Of its first byte in the stream."""
+    text: bytes
+    """Collapsed, with the end of the chunk before."""
+    sample: bytes
+    """Some of its own bytes as they are."""
+
+
+def _chunks(reader: Readable, tally: Tally) -> Iterator[_Chunk]:
+    """Yield overlapping chunks of a stream."""
     carry, held, offset = b"", b"", 0
     while True:
         chunk = _fill(reader, CHUNK_BYTES)
@@ -254,7 +260,7 @@ def _texts(reader: Readable, tally: _Tally) -> Iterator[tuple[int, bytes]]:
             part = part.removeprefix(b" ")
         text = carry + part
         if text.strip(SEPARATOR):
-            yield max(0, offset - len(carry)), text
+            yield _Chunk(max(0, offset - len(carry)), text, chunk[:_SAMPLE_BYTES])
         offset += len(chunk)
         tally.stream_bytes += len(chunk)
         carry = text[-OVERLAP_BYTES:]
@@ -306,20 +312,40 @@ def scan_tree(
     if not any(isinstance(entry, Entry) and entry.kind != "folder" for entry in entries):
         raise InputError("holds no file: there is nothing to scan", path=root)
 
-    def one(entry: Entry | Unreadable) -> _Tally:
+    def one(entry: Entry | Unreadable) -> Tally:
         tally = scanner.scan_entry(entry)
         if advance is not None:
             advance()
         return tally
 
+    scanner.stopped.clear()
     with ThreadPoolExecutor(jobs) as pool:
-        tallies = list(pool.map(one, entries))
+        try:
+            tallies = list(pool.map(one, entries))
+        finally:
+            # Where this thread is interrupted, the others end within one chunk.
+            scanner.stopped.set()
+    tallies += [_late(entry, scanner) for entry in _appeared(root, entries)]
     return _report(entries, tallies, scanner, private_dirs)
+
+
+def _appeared(root: Path, entries: Sequence[Entry | Unreadable]) -> Iterator[Entry | Unreadable]:
+    """Yield what was not there, or was something else, when the scan began."""
+    before = set(entries)
+    yield from (entry for entry in walk(root) if entry not in before)
+
+
+def _late(entry: Entry | Unreadable, scanner: Scanner) -> Tally:
+    tally = Tally()
+    FileLog(tally, scanner.shown_name(entry.name, tally)).add(
+        "not_looked_at", "", "appeared or changed while the scan ran"
+    )
+    return tally
 
 
 def _report(
     entries: Sequence[Entry | Unreadable],
-    tallies: Sequence[_Tally],
+    tallies: Sequence[Tally],
     scanner: Scanner,
     private_dirs: int,
 ) -> ScanReport:

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from opprof.artifacts.scan import ScannedManifest
 from opprof.errors import InputError, SchemaError
-from opprof.integrity.index import BUDGET_BYTES, GramIndex
+from opprof.integrity.index import GramIndex
 from opprof.integrity.normalize import MIN_CHARS, SEPARATOR, collapse
 from opprof.integrity.tree import open_plain
 from opprof.workload.scan import bounded_lines
@@ -97,11 +97,11 @@ class _Counts:
     """Every array of ids stands without white space, so that the file is its own text."""
 
 
-def read_private(paths: Sequence[Path], *, budget_bytes: int = BUDGET_BYTES) -> PrivateSource:
+def read_private(paths: Sequence[Path]) -> PrivateSource:
     """Read and index private manifests.
 
-    Memory: a manifest of token ids is mapped, not copied; text prompts are held once. The index
-    takes at most ``budget_bytes`` for text, or half a byte for each byte of text if that is more.
+    Memory: a manifest of token ids is mapped, not copied; text prompts are held once, and
+    :class:`GramIndex` says what it adds.
 
     Raises:
         InputError: a manifest cannot be read, is cut, or holds no prompt.
@@ -127,7 +127,7 @@ def read_private(paths: Sequence[Path], *, budget_bytes: int = BUDGET_BYTES) -> 
             ids.append(_id_index(path, name[:12], counts, numbers))
     found = []
     if texts.starts:
-        index = GramIndex(texts.data, budget_bytes=budget_bytes)
+        index = GramIndex(texts.data)
         found.append(PrivateText(index, "prompt_text", "", texts.starts, tuple(texts.labels)))
     return PrivateSource(tuple(found), tuple(ids), tuple(manifests))
 
@@ -143,11 +143,11 @@ def _id_index(path: Path, name: str, counts: _Counts, numbers: _Gathered) -> Pri
     # as small as it can be.
     if not counts.plain:
         starts, labels = numbers.starts, tuple(f"{name}:{label}" for label in numbers.labels)
-        index = GramIndex(numbers.data, budget_bytes=0)
+        index = GramIndex(numbers.data, dense=False)
         return PrivateText(index, "prompt_token_ids", name, starts, labels)
     with open_plain(path) as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    return PrivateText(GramIndex(mapped, budget_bytes=0), "prompt_token_ids", name)
+    return PrivateText(GramIndex(mapped, dense=False), "prompt_token_ids", name)
 
 
 def _take(
