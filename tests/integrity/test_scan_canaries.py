@@ -137,6 +137,38 @@ def test_32_characters_are_found_in_every_encoding(
     assert "prompt_text" in found(source, planted, tmp_path)
 
 
+ID_LISTS = {
+    "compact": lambda ids: json.dumps(ids, separators=(",", ":")),
+    "indented": lambda ids: json.dumps({"x": ids}, indent=2),
+    "tuple": lambda ids: repr(tuple(ids)),
+    "nested": lambda ids: json.dumps([[ids]]),
+    "strings": lambda ids: json.dumps([str(number) for number in ids]),
+    "column": lambda ids: "\n".join(map(str, ids)),
+    "row": lambda ids: ";".join(map(str, ids)),
+    "blanks": lambda ids: "tokens " + "   ".join(map(str, ids)),
+    "json in json": lambda ids: json.dumps(json.dumps({"x": list(map(str, ids))})),
+}
+
+
+@pytest.mark.parametrize("form", list(ID_LISTS))
+@pytest.mark.parametrize("spaced", [False, True])
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(start=st.integers(0, len(IDS) - 8), lead=st.binary(max_size=20))
+def test_ids_are_found_in_every_form(
+    tmp_path: Path, form: str, spaced: bool, start: int, lead: bytes
+) -> None:
+    manifest = write_manifest(tmp_path / "ids", [], [IDS])
+    if spaced:
+        manifest.write_text(json.dumps({"prompt_token_ids": IDS}))
+    part = IDS[start:]
+    if len(",".join(map(str, part))) < MIN_CHARS:
+        return
+    planted = lead + b"\xfe " + ID_LISTS[form](part).encode() + b" x"
+    assert "prompt_token_ids" in found(read_private([manifest]), planted, tmp_path)
+
+
 def test_utf_16_with_a_mark_is_found_and_ascii_without_one(
     source: PrivateSource, tmp_path: Path
 ) -> None:

@@ -308,6 +308,7 @@ def test_bytes_that_are_no_text_and_odd_names_are_looked_at(tree: Path, manifest
         ("", InputError, "holds no prompt"),
         ('{"id": 1}\n', InputError, "holds no prompt"),
         ('{"prompt": "abc"}\n{"prompt": "de', InputError, "2: the line is cut short"),
+        ('{"prompt": "abc"}\n', InputError, "no prompt of 32 characters"),
         ("[1]\n", SchemaError, "1: no manifest line"),
         ('{"prompt_token_ids": ["a"]}\n', SchemaError, "no array of integers"),
         ("[" * 100000 + "\n", InputError, "1: "),
@@ -320,6 +321,13 @@ def test_unusable_manifests_are_refused(
     path.write_text(lines)
     with pytest.raises(error, match=reason):
         scan(tree, path)
+
+
+def test_a_folder_or_a_pipe_is_no_manifest(tree: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("campaign", "pipe"):
+        with pytest.raises(InputError, match="is no regular file"):
+            scan(tree, tmp_path / name)
 
 
 def test_an_empty_or_missing_folder_is_refused(tmp_path: Path, manifest: Path) -> None:

@@ -54,8 +54,9 @@ _SAMPLE_BYTES = 4 << 10
 _REMEMBERED = 1 << 14
 _OWN_BYTES = 512 << 10
 """No source file of this program is longer."""
-_ID_CLASS = class_table(b"0123456789,;[] ")
-_ID_BREAKS = bytes(0x2C if byte in b",;[] " else byte for byte in range(256))
+_ID_BETWEEN = b",;[]() \"'"
+_ID_CLASS = class_table(b"0123456789" + _ID_BETWEEN)
+_ID_BREAKS = bytes(0x2C if byte in _ID_BETWEEN else byte for byte in range(256))
 _COMMAS = re.compile(rb",,+")
 
 

@@ -104,7 +104,7 @@ def read_private(paths: Sequence[Path]) -> PrivateSource:
     :class:`GramIndex` says what it adds.
 
     Raises:
-        InputError: a manifest cannot be read, is cut, or holds no prompt.
+        InputError: a manifest cannot be read, is cut, or holds no prompt of 32 characters.
         SchemaError: a line is no JSON object with a prompt of a known form.
     """
     texts = _Gathered()
@@ -118,6 +118,9 @@ def read_private(paths: Sequence[Path]) -> PrivateSource:
             _take(raw, path, line, counts, texts, numbers)
         if not counts.text and not counts.ids:
             raise InputError("holds no prompt: nothing could be looked for", path=path)
+        if counts.short == counts.text + counts.ids:
+            reason = f"holds no prompt of {MIN_CHARS} characters: nothing could be looked for"
+            raise InputError(reason, path=path)
         name = digest.hexdigest()
         manifests.append(
             ScannedManifest(name, counts.requests, counts.text, counts.ids, counts.short)

@@ -103,9 +103,10 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, flags)
     except OSError as error:
         raise InputError(f"cannot read: {error.strerror or error}", path=path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError("is no regular file", path=path)
     with os.fdopen(descriptor, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InputError("is no regular file", path=path)
         yield stream
 
 
