@@ -55,7 +55,7 @@ class Notes:
 
 def make_campaign(identity: str = "test-ray") -> Campaign:
     """A campaign whose processes are killed quickly."""
-    limits = Limits(shutdown_timeout_s=1, exit_s=1, grace_s=1)
+    limits = Limits(exit_s=1, grace_s=1)
     return Campaign(
         schema=1,
         id=identity,
@@ -103,6 +103,8 @@ def make_spec(
         manifest_sha256=sha256_file(manifest),
         saturation=str(folder / "saturation.json"),
         launch=list(launch),
+        environment={},
+        shutdown_timeout_s=1.0,
         model="model",
         source_hashes={},
         expected_s=1.0,

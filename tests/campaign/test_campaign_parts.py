@@ -6,8 +6,12 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +30,14 @@ from opprof.campaign.options import (
     pairs,
     sources_from_log,
 )
-from opprof.campaign.server import free_port, launch_of, served_model
+from opprof.campaign.server import (
+    Launch,
+    RunPlace,
+    free_port,
+    launch_of,
+    served_model,
+    server_environment,
+)
 from opprof.errors import EnvironmentFailure, InputError, StateConflict
 from opprof.protocol import load_protocol
 
@@ -142,9 +153,16 @@ def test_children_inherit_no_steering(monkeypatch: pytest.MonkeyPatch, tmp_path:
 # -------------------------------------------------------------------------------- server
 
 
-def _launch(engine: str, options: Options | None = None) -> list[str]:
+PLACE = RunPlace(Path('/run/"x"'), 8123, "GPU-a,GPU-b")
+
+
+def _launch(
+    engine: str, options: Options | None = None, server: Mapping[str, Any] | None = None
+) -> Launch:
     protocol = load_protocol("phase3")
     assert protocol is not None
+    changed = msgspec.structs.replace(protocol.file.server, **(server or {}))
+    protocol = replace(protocol, file=msgspec.structs.replace(protocol.file, server=changed))
     config = protocol.config("C10")
     assert config is not None
     launch = launch_of(
@@ -158,31 +176,72 @@ def _launch(engine: str, options: Options | None = None) -> list[str]:
         seed=3,
     )
     assert served_model(launch) == "/models/a b"
-    return launch.command(Path('/run/"x"/traces'), 8123)
+    return launch
+
+
+def _command(engine: str, options: Options | None = None) -> list[str]:
+    return _launch(engine, options).command(PLACE)
 
 
 def test_the_protocols_command_is_filled_word_by_word() -> None:
-    words = _launch("vllm")
+    words = _command("vllm")
     assert words[:3] == ["vllm", "serve", "/models/a b"]
     assert words[words.index("--max-num-seqs") + 1] == "64"
     assert words[words.index("--port") + 1] == "8123"
-    assert words[words.index("--shutdown-timeout") + 1] == "60"
     assert (
         '"torch_profiler_dir":"/run/\\"x\\"/traces"' in words[words.index("--profiler-config") + 1]
     )
 
 
+def test_the_protocols_shutdown_timeout_is_the_servers() -> None:
+    for engine in ("vllm", "sim"):
+        words = _launch(engine, server={"shutdown_timeout_s": 7.5}).command(PLACE)
+        assert words[words.index("--shutdown-timeout") + 1] == "7.5"
+    with pytest.raises(InputError, match=r"leaves out server\.shutdown_timeout_s"):
+        _launch("vllm", server={"shutdown_timeout_s": None})
+    with pytest.raises(InputError, match="unknown field"):
+        limits_of(["shutdown_timeout_s=5"])
+
+
+def test_the_servers_environment_is_the_protocols() -> None:
+    frozen = {
+        "CUDA_VISIBLE_DEVICES": "${GPU_IDS}",
+        "VLLM_OPPROF_DIR": "${RUN_DIR}/opprof",
+        "OMP_NUM_THREADS": "${TP}",
+        "CACHE": "${MODEL}/cache",
+        "TRACES": "${TRACE_TMP}",
+    }
+    launch = _launch("vllm", Options(engine_environment={"MORE": "1"}), {"environment": frozen})
+    # What is the same for every run of the configuration is filled, and hashed with it.
+    assert launch.environment["CACHE"] == "/models/a b/cache"
+    assert launch.environment["TRACES"] == "${TRACE_TMP}"
+    found = server_environment(launch, {"OPPROF_ROLE": "server"}, PLACE, own=False)
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert found["VLLM_OPPROF_DIR"] == '/run/"x"/opprof'
+    assert (found["OMP_NUM_THREADS"], found["MORE"]) == ("1", "1")
+    assert found["TRACES"] == '/run/"x"/traces'
+    without = launch.variables(replace(PLACE, devices=None))
+    assert "CUDA_VISIBLE_DEVICES" not in without
+    assert "TRACES" in without
+
+
+def test_a_frozen_variable_is_not_changed_by_a_campaign() -> None:
+    options = Options(engine_environment={"VLLM_USE_V2": "0"})
+    with pytest.raises(InputError, match=r"VLLM_USE_V2: the protocol's \[server\.environment\]"):
+        _launch("vllm", options, {"environment": {"VLLM_USE_V2": "1"}})
+
+
 def test_another_interpreter_runs_the_module() -> None:
-    words = _launch("vllm", Options(python="/env/python"))
+    words = _command("vllm", Options(python="/env/python"))
     assert words[:4] == ["/env/python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
 
 
 def test_the_embedded_engine_has_the_same_configuration() -> None:
-    words = _launch("sim")
+    words = _command("sim")
     assert words[:4] == ["python3", "-m", "opprof", "serve-sim"]
     assert words[words.index("--max-num-seqs") + 1] == "64"
     assert words[words.index("--time-factor") + 1] == "2.0"
-    virtual = _launch("sim-virtual")
+    virtual = _command("sim-virtual")
     assert "--virtual" in virtual
     assert "--time-factor" not in virtual
 

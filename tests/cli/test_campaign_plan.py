@@ -80,7 +80,6 @@ def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:
         (["phase3", "--gpus", "9"], "has no GPU 9"),
         (["phase3", "--gpus", "x"], "neither a CPU nor a range"),
         (["phase3", "--time-scale", "nan"], "positive number"),
-        (["phase3", "--shutdown-timeout", "-1"], "negative"),
         (["none"], "no protocol"),
         (["absent.toml"], "not found"),
     ],

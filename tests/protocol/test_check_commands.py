@@ -41,6 +41,11 @@ def edited(old: str, new: str, text: str = TEXT) -> Protocol:
             "",
             "server.command: the profiler's wait_iterations is None, [layer2] has 0",
         ),
+        (
+            'CUDA_VISIBLE_DEVICES = "${GPU_IDS}"',
+            'CUDA_VISIBLE_DEVICES = "0"',
+            "server.environment.CUDA_VISIBLE_DEVICES: '0', a campaign sets '${GPU_IDS}'",
+        ),
         ('"profiler":"torch"', '"profiler":"cuda"', "needs the torch profiler"),
         ('{"profiler"', '{ "profiler"', "--profiler-config is no JSON without blanks"),
         ("--profiler-config ", "--profile ", "profile windows need a --profiler-config"),

@@ -18,6 +18,7 @@ import msgspec
 from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
 from opprof.campaign import state
 from opprof.campaign.checks import declared_by
+from opprof.campaign.frozen import require
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
@@ -45,6 +46,7 @@ def take_amendment(
     """
     old, new = _load(store.protocol), _load(path)
     require_frozen(new)
+    require(new.file)
     records = store.runs()
     if old.sha256 != new.sha256:
         started = [record for record in records if record.attempts]

@@ -45,11 +45,15 @@ class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
     saturation: str | None
     """``client/result.json`` of the saturation run that a moderate rate comes from."""
     launch: list[str]
-    """The server's words, ``${TRACE_TMP}`` and ``${PORT}`` still open."""
+    """The server's words; what is filled for the run alone is still open."""
+    environment: dict[str, str]
+    """The server's own variables, open in the same way."""
     model: str
     """As the server knows it."""
     source_hashes: dict[str, str]
     """What the attempt is made from, by name."""
+    shutdown_timeout_s: float
+    """The protocol's, which the server was started with: how long SIGTERM leaves it to drain."""
     expected_s: float
     """How long the run is planned to take."""
     unrepresentative_before: int

@@ -14,18 +14,28 @@ from dataclasses import dataclass
 
 from opprof.artifacts.campaign import RunRecord
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.campaign.frozen import shutdown_timeout_s
 from opprof.errors import InputError
 from opprof.protocol.model import Config, Pattern, ProtocolFile
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a campaign's options change about a run's length."""
+    """What a run's length depends on beside its load."""
 
     time_scale: float
     """Declared factor on warm-up, clean segments, recovery and drain; not on server starts."""
     shutdown_timeout_s: float
     """``--shutdown-timeout`` of the server."""
+
+
+def pace_of(protocol: ProtocolFile, time_scale: float) -> Pace:
+    """Return the pace of a campaign under the protocol.
+
+    Raises:
+        InputError: the protocol leaves the server's shutdown timeout out.
+    """
+    return Pace(time_scale, shutdown_timeout_s(protocol))
 
 
 @dataclass(frozen=True)

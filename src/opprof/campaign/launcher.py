@@ -17,7 +17,7 @@ from opprof.artifacts.engine import EngineReport
 from opprof.campaign import state, tally
 from opprof.campaign.attempt import AttemptSpec, Halt, Meeting, Outcome, PlaceLost, RunExecutor
 from opprof.campaign.binding import Binding
-from opprof.campaign.costs import Pace, run_cost
+from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.engine_checks import first_engine
 from opprof.campaign.ledger import attempt_cost, charge_attempt, release
 from opprof.campaign.ledger_file import Ledger
@@ -64,7 +64,7 @@ class Launcher:
         self._site, self._why, self._say = site, why, say
         self._active: dict[str, StoreJournal] = {}
         self.halt = Halt()
-        self.pace = Pace(self._campaign.time_scale, self._options.limits.shutdown_timeout_s)
+        self.pace = pace_of(binding.protocol.file, self._campaign.time_scale)
 
     @property
     def busy(self) -> bool:
@@ -141,7 +141,7 @@ class Launcher:
 
         ``shutdown``: with what ending them now would still take.
         """
-        now, more_s = self._store.wall_ns(), self._options.limits.shutdown_timeout_s
+        now, more_s = self._store.wall_ns(), self.pace.shutdown_timeout_s
         spent = 0.0
         for journal in self._active.values():
             attempt = journal.record.attempt
@@ -187,8 +187,10 @@ class Launcher:
             manifest_sha256=campaign.manifests[record.pattern],
             saturation=saturation,
             launch=list(launch.words),
+            environment=dict(launch.environment),
             model=served_model(launch),
             source_hashes=dict(attempt.source_hashes),
+            shutdown_timeout_s=self.pace.shutdown_timeout_s,
             expected_s=run_cost(binding.protocol.file, record, self.pace).expected_s,
             unrepresentative_before=tally.unrepresentative_before(record),
             redacted=self._sources.names(),

@@ -22,11 +22,12 @@ from opprof.artifacts.campaign import Campaign
 from opprof.campaign.commands import last_command
 from opprof.code_hash import PACKAGE
 from opprof.errors import InputError, SchemaError
+from opprof.protocol.check_commands import RUN_VARIABLES
 
 Positive = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 
-RESERVED_VARIABLES = frozenset({"TP", "TRACE_TMP", "PRIVATE"})
+RESERVED_VARIABLES = RUN_VARIABLES | {"PRIVATE"}
 """Filled in by the controller for each run; ``PRIVATE`` comes from ``--private``."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -40,10 +41,8 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
     ready_s: Positive = 900.0
     """From the server's start to its first healthy answer; compiling a model takes minutes."""
-    shutdown_timeout_s: Positive = 60.0
-    """The server's ``--shutdown-timeout``: how long SIGTERM leaves running requests."""
     exit_s: Positive = 120.0
-    """Beyond ``shutdown_timeout_s``, until the server is killed; a trace may still be written."""
+    """Beyond the server's shutdown timeout, until it is killed; a trace may still be written."""
     grace_s: Positive = 10.0
     """Between SIGTERM and SIGKILL of what the server left behind."""
     memory_s: Positive = 60.0
@@ -73,7 +72,7 @@ class Options(Struct, frozen=True, forbid_unknown_fields=True):
     python: str = ""
     """Interpreter of the engine's environment; empty runs the template's own program."""
     engine_environment: dict[str, str] = {}
-    """Further variables of the server."""
+    """Further variables of the server; none of those that the protocol freezes."""
     base_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port of the first slot, the others follow; 0 takes a free port for every attempt."""
     only: list[str] = []

@@ -41,7 +41,13 @@ from opprof.campaign.processes import (
     end_marked,
     spawn,
 )
-from opprof.campaign.server import Launch, free_port, server_environment, wait_healthy
+from opprof.campaign.server import (
+    Launch,
+    RunPlace,
+    free_port,
+    server_environment,
+    wait_healthy,
+)
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import EnvironmentFailure
 from opprof.host.cpus import parse_cpus
@@ -123,15 +129,12 @@ class Attempt:
         await self._around.look("idle")
         if (idle := self._around.idle()).outcome == "fail":
             raise EnvironmentFailure(f"GPU not idle: {idle.reason}")
-        launch = Launch(tuple(spec.launch), options.engine_environment)
+        launch = Launch(tuple(spec.launch), spec.environment)
+        place = RunPlace(self._folder, facts.port, self._devices())
         environment = server_environment(
-            launch,
-            self._marks("server"),
-            self._folder / "opprof",
-            self._devices(),
-            own=spec.campaign.simulated,
+            launch, self._marks("server"), place, own=spec.campaign.simulated
         )
-        command = launch.command(self._folder / "traces", facts.port)
+        command = launch.command(place)
         server_log = self._folder / "server.log"
         facts.launched_mono_ns = time.monotonic_ns()
         with _open_log(server_log) as log:
@@ -221,7 +224,7 @@ class Attempt:
             facts.signal_wall_ns = self._wall_ns()
             await self._tell(self._journal.signalled(facts.signal_wall_ns))
             await self._tell(self._journal.phase("draining"))
-            patience = 0.0 if self._halt.now else limits.shutdown_timeout_s + limits.exit_s
+            patience = 0.0 if self._halt.now else self._spec.shutdown_timeout_s + limits.exit_s
             facts.server_killed = await self._end(server, signal.SIGTERM, patience)
             # A server that was killed while its client ended is still to be reaped when it is
             # told to end: a kill that nobody here sent is its own death.

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from opprof.artifacts.campaign import EngineKind
+from opprof.campaign.frozen import shutdown_timeout_s
 from opprof.campaign.listener import listens
 from opprof.campaign.options import Options, clean_environment, own_environment
 from opprof.campaign.processes import Child
@@ -27,6 +28,7 @@ from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import read_bytes
 from opprof.host.procfs import ProcFs
 from opprof.protocol import Protocol, expand
+from opprof.protocol.check_commands import GPU_IDS, RUN_VARIABLES, variables_of
 from opprof.protocol.model import Config
 
 HOST = "127.0.0.1"
@@ -35,17 +37,45 @@ _VLLM_MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 
 
 @dataclass(frozen=True)
+class RunPlace:
+    """What is filled into a launch for one attempt (``check_commands.RUN_VARIABLES``)."""
+
+    folder: Path
+    """The run directory."""
+    port: int
+    devices: str | None
+    """As ``CUDA_VISIBLE_DEVICES`` lists them; None on a host without GPUs."""
+
+    @property
+    def values(self) -> dict[str, str]:
+        """Variables of a template to their values."""
+        return {
+            "TRACE_TMP": str(self.folder / "traces"),
+            "PORT": str(self.port),
+            GPU_IDS: self.devices or "",
+            "RUN_DIR": str(self.folder),
+        }
+
+
+@dataclass(frozen=True)
 class Launch:
-    """How one configuration's server is started; ``${TRACE_TMP}`` and the port still open."""
+    """How one configuration's server is started; what belongs to one run is still open."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
     """Added to the campaign's own environment."""
 
-    def command(self, trace_folder: Path, port: int) -> list[str]:
+    def command(self, place: RunPlace) -> list[str]:
         """Return the exact command of one attempt."""
-        values = {"TRACE_TMP": str(trace_folder), "PORT": str(port)}
-        return [_fill(word, values) for word in self.words]
+        return [_fill(word, place.values) for word in self.words]
+
+    def variables(self, place: RunPlace) -> dict[str, str]:
+        """Return the server's own variables; without GPUs none that lists them."""
+        return {
+            name: expand(text, place.values)
+            for name, text in self.environment.items()
+            if place.devices is not None or GPU_IDS not in variables_of(text)
+        }
 
 
 def launch_of(
@@ -72,15 +102,12 @@ def launch_of(
         seed: of the embedded engine.
 
     Raises:
-        InputError: the template has an open variable or is no vLLM command.
+        InputError: the template has an open variable or is no vLLM command, or the protocol
+            leaves out the shutdown timeout.
     """
     template = options.server_command or protocol.file.server.command
-    values = {
-        **variables,
-        "TP": str(config.tensor_parallel_size),
-        "TRACE_TMP": "${TRACE_TMP}",
-        "PORT": "${PORT}",
-    }
+    values = {name: f"${{{name}}}" for name in RUN_VARIABLES}
+    values |= {**variables, "TP": str(config.tensor_parallel_size)}
     words = [_fill(word, values) for word in template.split()]
     if not words:
         raise InputError("the protocol's [server].command is empty")
@@ -93,9 +120,25 @@ def launch_of(
         # Virtual time is as fast as it can be; real time runs faster by the declared scale.
         pace = ["--time-factor", repr(1.0 / time_scale)]
         words += ["--virtual"] if engine == "sim-virtual" else pace
-    timeout = f"{options.limits.shutdown_timeout_s:g}"
+    timeout = f"{shutdown_timeout_s(protocol.file):g}"
     words += ["--host", HOST, "--port", "${PORT}", "--shutdown-timeout", timeout]
-    return Launch(tuple(words), dict(options.engine_environment))
+    return Launch(tuple(words), _environment(protocol, options, values))
+
+
+def _environment(protocol: Protocol, options: Options, values: Mapping[str, str]) -> dict[str, str]:
+    """Return the protocol's variables of the server and the campaign's further ones.
+
+    Raises:
+        InputError: the campaign would change one that the protocol freezes.
+    """
+    frozen = protocol.file.server.environment
+    changed = sorted(set(frozen) & set(options.engine_environment))
+    if changed:
+        raise InputError(
+            f"--engine-env {changed[0]}: the protocol's [server.environment] freezes it"
+        )
+    own = {name: expand(text, values) for name, text in frozen.items()}
+    return own | dict(options.engine_environment)
 
 
 def _with_python(words: Sequence[str], python: str) -> list[str]:
@@ -164,23 +207,21 @@ def served_model(launch: Launch) -> str:
 def server_environment(
     launch: Launch,
     marks: Mapping[str, str],
-    opprof_dir: Path,
-    devices: str | None,
+    place: RunPlace,
     *,
     own: bool,
 ) -> dict[str, str]:
     """Return the whole environment of a server; ``own``: it runs this package."""
-    environment = (
-        (own_environment() if own else clean_environment()) | dict(launch.environment) | dict(marks)
-    )
-    environment["VLLM_OPPROF_DIR"] = str(opprof_dir)
+    environment = own_environment() if own else clean_environment()
+    environment |= launch.variables(place) | dict(marks)
+    environment["VLLM_OPPROF_DIR"] = str(place.folder / "opprof")
     # vLLM's engine and workers set their process titles; without this the title overwrites the
     # environment that /proc shows, and with it the campaign's mark.
     environment["SPT_NOENV"] = "1"
-    if devices is not None:
+    if place.devices is not None:
         # Indices are the driver's, and CUDA's own default order is another one.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        environment["CUDA_VISIBLE_DEVICES"] = devices
+        environment["CUDA_VISIBLE_DEVICES"] = place.devices
     return environment
 
 

@@ -33,13 +33,6 @@ _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmatio
 @click.option("--only", multiple=True, metavar="PATTERN[/CONFIG]", help="Cells, repeatable.")
 @click.option("--serial", is_flag=True, help="One cell at a time; needs no co-location gate.")
 @click.option("--time-scale", type=float, default=1.0, help="Declared factor on durations.")
-@click.option(
-    "--shutdown-timeout",
-    type=float,
-    default=60.0,
-    show_default=True,
-    help="Of the server, in seconds.",
-)
 @click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
 @json_option
 def plan(
@@ -49,7 +42,6 @@ def plan(
     only: tuple[str, ...],
     serial: bool,
     time_scale: float,
-    shutdown_timeout: float,
     base_port: int,
     as_json: bool,
 ) -> None:
@@ -60,7 +52,8 @@ def plan(
     started and nothing is measured. Exit code 1: the host does not fit the protocol's map, or the
     budget refuses the first wave.
     """
-    from opprof.campaign.costs import Pace
+    from opprof.campaign.costs import pace_of
+    from opprof.campaign.options import check_time_scale
     from opprof.campaign.preview import PlanRequest, plan_campaign
 
     if Path(source).is_dir():
@@ -68,10 +61,10 @@ def plan(
         protocol, request = _of_folder(Path(source), host_files)
     else:
         protocol = _load(source)
-        _check_seconds(time_scale, shutdown_timeout)
+        check_time_scale(time_scale, "vllm")
         request = PlanRequest(
             hosts=_hosts(protocol, host_files, gpus),
-            pace=Pace(time_scale, shutdown_timeout),
+            pace=pace_of(protocol.file, time_scale),
             only=only,
             serial=serial,
             port_base=base_port,
@@ -83,17 +76,6 @@ def plan(
         for line in plan_lines(found):
             click.echo(line)
     raise SystemExit(1 if found.refusal else 0)
-
-
-def _check_seconds(time_scale: float, shutdown_timeout: float) -> None:
-    import math
-
-    from opprof.errors import InputError
-
-    if not (math.isfinite(time_scale) and time_scale > 0):
-        raise InputError(f"--time-scale {time_scale:g} must be a positive number")
-    if not (math.isfinite(shutdown_timeout) and shutdown_timeout >= 0):
-        raise InputError(f"--shutdown-timeout {shutdown_timeout:g} must not be negative")
 
 
 def _only_hosts(*, gpus: str, only: tuple[str, ...], serial: bool) -> None:
@@ -135,7 +117,7 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
     from dataclasses import replace
 
     from opprof.campaign.colocation_read import GATE, read_gate
-    from opprof.campaign.costs import Pace
+    from opprof.campaign.costs import pace_of
     from opprof.campaign.hosts import open_host, place_of, placed
     from opprof.campaign.ledger_file import NAME as LEDGER
     from opprof.campaign.ledger_file import read_ledger
@@ -158,7 +140,7 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
         )
     request = PlanRequest(
         hosts=tuple(choose_gpus(host, options.gpus) for host in hosts),
-        pace=Pace(campaign.time_scale, options.limits.shutdown_timeout_s),
+        pace=pace_of(protocol.file, campaign.time_scale),
         only=(),
         serial=options.serial,
         port_base=options.base_port,

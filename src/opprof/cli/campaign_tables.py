@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from opprof.artifacts.campaign import Campaign, RunRecord, Stop
-from opprof.campaign.costs import Pace, run_cost
+from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.ledger import balance
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
-from opprof.campaign.options import options_of
 from opprof.campaign.plan import standings
 from opprof.campaign.store import Store
 from opprof.campaign.watch import controller_state
@@ -136,7 +135,7 @@ def _protocol(store: Store) -> ProtocolFile:
 
 def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign: Campaign) -> float:
     """Return the protocol's own estimate for what can still run."""
-    pace = Pace(campaign.time_scale, options_of(campaign).limits.shutdown_timeout_s)
+    pace = pace_of(protocol, campaign.time_scale)
     planned = [record for record in records if record.role != "colocation"]
     open_runs = {
         name for name, s in standings(planned).items() if s.state not in ("complete", "blocked")

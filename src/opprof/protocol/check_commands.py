@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from opprof.protocol.model import Config, Pattern, ProtocolFile
 
-RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", "GPU_IDS", "RUN_DIR"})
+GPU_IDS = "GPU_IDS"
+RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", GPU_IDS, "RUN_DIR"})
 """Filled by the campaign for each run: tensor parallel size, the profiler's folder, the server's
 port, the GPUs as ``CUDA_VISIBLE_DEVICES`` lists them, and the run directory."""
 
@@ -23,6 +24,11 @@ _SWITCHES = (
     ("prefix_caching", "--enable-prefix-caching", "--no-enable-prefix-caching"),
 )
 _ITERATIONS = ("wait_iterations", "warmup_iterations", "active_iterations")
+_SET_BY_CAMPAIGN = {
+    "CUDA_VISIBLE_DEVICES": "${GPU_IDS}",
+    "VLLM_OPPROF_DIR": "${RUN_DIR}/opprof",
+}
+"""Variables that the campaign sets in any case, with the only template that says the same."""
 _VALUE_FLAGS = {
     "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens",
@@ -35,6 +41,7 @@ def check_commands(protocol: ProtocolFile) -> list[str]:
     words = protocol.server.command.split()
     return [
         *_variables(protocol),
+        *_environment(protocol),
         *_profiler(protocol, words),
         *_switches(protocol, words),
         *(problem for row in protocol.configs for problem in _flags(row, words)),
@@ -57,6 +64,13 @@ def _variables(protocol: ProtocolFile) -> Iterator[str]:
         for name in dict.fromkeys(variables_of(text)):
             if name not in known:
                 yield f"{key}: ${{{name}}} is neither declared in [variables] nor filled for a run"
+
+
+def _environment(protocol: ProtocolFile) -> Iterator[str]:
+    for name, text in protocol.server.environment.items():
+        wanted = _SET_BY_CAMPAIGN.get(name, text)
+        if text != wanted:
+            yield f"server.environment.{name}: {text!r}, a campaign sets {wanted!r}"
 
 
 def _profiler(protocol: ProtocolFile, words: Sequence[str]) -> Iterator[str]:

@@ -161,7 +161,7 @@ class Errand:
         if not self._greeted:
             task.cancel()  # Nothing was started there yet.
         loop, limits = asyncio.get_running_loop(), options_of(self._spec.campaign).limits
-        patience_s = limits.shutdown_timeout_s + limits.exit_s + 2 * limits.grace_s
+        patience_s = self._spec.shutdown_timeout_s + limits.exit_s + 2 * limits.grace_s
         give_up = loop.time() + patience_s + self._limits.answer_s
         told: bool | None = None
         while not task.done() and loop.time() < give_up:

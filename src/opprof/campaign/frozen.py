@@ -1,0 +1,35 @@
+"""What a campaign reads from its protocol and an analysis does without.
+
+These tables are optional in the file, since a protocol may only ever be analysed by; a campaign
+has no value of its own for any of them and refuses to begin without.
+"""
+
+from __future__ import annotations
+
+from opprof.errors import InputError
+from opprof.protocol.model import ProtocolFile
+
+
+def shutdown_timeout_s(protocol: ProtocolFile) -> float:
+    """Return the server's ``--shutdown-timeout`` in seconds (A-P3-5: positive, SIGTERM drains).
+
+    Raises:
+        InputError: the protocol leaves it out.
+    """
+    value = protocol.server.shutdown_timeout_s
+    if value is None:
+        raise _left_out(protocol, "server.shutdown_timeout_s")
+    return value
+
+
+def require(protocol: ProtocolFile) -> None:
+    """Refuse a protocol that leaves out what a campaign needs.
+
+    Raises:
+        InputError: names the first key that is missing.
+    """
+    shutdown_timeout_s(protocol)
+
+
+def _left_out(protocol: ProtocolFile, key: str) -> InputError:
+    return InputError(f"{protocol.id} leaves out {key}, which a campaign takes from its protocol")
