@@ -47,9 +47,7 @@ def matrix_rule(clean_failed: Callable[[RunRecord], bool] = lambda _record: Fals
             clean_failed=sum(map(clean_failed, ended)),
             finished=False,
         )
-        return next(
-            iter(judge_matrix(facts, PROTOCOL.gates, PROTOCOL.budget, wall_ns=wall_ns)), None
-        )
+        return next(iter(judge_matrix(facts, PROTOCOL, wall_ns=wall_ns)), None)
 
     return rule
 

@@ -9,10 +9,12 @@ import pytest
 from campaign_builders import ended, phase3
 
 from opprof.artifacts.campaign import Adjudication, RunRecord
+from opprof.artifacts.common import Gate
 from opprof.artifacts.run import Timeline
 from opprof.campaign.naming import run_name
 from opprof.campaign.plan import planned_runs, standings
 from opprof.errors import InputError
+from opprof.protocol.model import Reruns
 
 
 def _by_name(records: list[RunRecord]) -> dict[str, RunRecord]:
@@ -155,17 +157,17 @@ def _small() -> list[RunRecord]:
 def test_standings_of_a_small_campaign_step_by_step() -> None:
     records = _small()
     burnin, saturation, moderate, confirmation = records
-    states = {name: s.state for name, s in standings(records).items()}
+    states = {name: s.state for name, s in standings(records, phase3()).items()}
     assert list(states.values()) == ["runnable", "waiting", "waiting", "waiting"]
     records = _with(records, ended(burnin, "complete"))
-    assert standings(records)[saturation.run].state == "runnable"
+    assert standings(records, phase3())[saturation.run].state == "runnable"
     records = _with(records, ended(saturation, "complete"))
-    found = standings(records)
+    found = standings(records, phase3())
     assert found[moderate.run].state == "runnable"
     assert found[confirmation.run].state == "waiting"
     assert "follow the matrix" in found[confirmation.run].reason
     records = _with(records, ended(moderate, "complete"))
-    assert standings(records)[confirmation.run].state == "runnable"
+    assert standings(records, phase3())[confirmation.run].state == "runnable"
 
 
 def test_a_saturation_that_was_not_accepted_blocks_what_takes_its_rate() -> None:
@@ -176,7 +178,7 @@ def test_a_saturation_that_was_not_accepted_blocks_what_takes_its_rate() -> None
         moderate,
         confirmation,
     ]
-    found = standings(records)
+    found = standings(records, phase3())
     assert found[moderate.run].state == found[confirmation.run].state == "blocked"
     assert "was not accepted" in found[moderate.run].reason
 
@@ -188,17 +190,61 @@ def test_a_later_adjudication_unblocks_it() -> None:
         ended(saturation, "complete", accepted=False), adjudications=[again]
     )
     records = [ended(burnin, "complete"), judged, moderate, confirmation]
-    assert standings(records)[moderate.run].state == "runnable"
+    assert standings(records, phase3())[moderate.run].state == "runnable"
 
 
 def test_an_infrastructure_fault_gets_one_exact_rerun() -> None:
     burnin, *rest = _small()
     once = ended(burnin, "failed", fault="infrastructure")
-    assert standings([once, *rest])[burnin.run].state == "runnable"
+    assert standings([once, *rest], phase3())[burnin.run].state == "runnable"
     twice = ended(once, "failed", fault="infrastructure")
-    found = standings([twice, *rest])
+    found = standings([twice, *rest], phase3())
     assert {standing.state for standing in found.values()} == {"blocked"}
     assert "after its exact rerun" in found[rest[0].run].reason
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_protocol_says_how_many_exact_reruns_a_fault_has(number: int) -> None:
+    record, *rest = _small()
+    for _ in range(number):
+        record = ended(record, "failed", fault="infrastructure")
+        assert _standing_with([record, *rest], Reruns(number, 0)) == "runnable"
+    record = ended(record, "failed", fault="infrastructure")
+    assert _standing_with([record, *rest], Reruns(number, 5)) == "blocked"
+
+
+def test_windows_that_are_not_representative_have_their_own_retry() -> None:
+    burnin, saturation, *rest = _small()
+
+    def failed(record: RunRecord, *checks: str) -> RunRecord:
+        record = ended(record, "failed", fault="infrastructure")
+        assert record.attempt is not None
+        found = {name: Gate(name, "fail", "", {"unrepresentative": True}) for name in checks}
+        attempt = msgspec.structs.replace(record.attempt, checks=found)
+        return msgspec.structs.replace(record, attempts=[*record.attempts[:-1], attempt])
+
+    def standing(record: RunRecord, rule: Reruns) -> str:
+        records = [ended(burnin, "complete"), record, *rest]
+        return _standing_with(records, rule, record.run)
+
+    once = failed(saturation, "layer2")
+    assert standing(once, Reruns(0, 1)) == "runnable"
+    assert standing(once, Reruns(5, 0)) == "blocked"
+    assert standing(failed(once, "layer2"), Reruns(5, 1)) == "blocked"
+    # What failed beside them is the machinery's, and so is the rerun.
+    assert standing(failed(saturation, "layer2", "gpu_memory"), Reruns(0, 5)) == "blocked"
+    assert standing(failed(once, "gpu_memory"), Reruns(1, 1)) == "runnable"
+
+
+def test_a_protocol_without_the_rule_is_refused() -> None:
+    file = msgspec.structs.replace(phase3(), reruns=None)
+    with pytest.raises(InputError, match=r"leaves out \[reruns\]"):
+        standings(_small(), file)
+
+
+def _standing_with(records: list[RunRecord], rule: Reruns, run: str = "") -> str:
+    file = msgspec.structs.replace(phase3(), reruns=rule)
+    return standings(records, file)[run or records[0].run].state
 
 
 def test_interruptions_use_up_no_rerun() -> None:
@@ -207,12 +253,12 @@ def test_interruptions_use_up_no_rerun() -> None:
     for _ in range(5):
         record = ended(record, "interrupted", fault="interrupted")
     record = ended(record, "failed", fault="infrastructure")
-    assert standings([record, *rest])[burnin.run].state == "runnable"
+    assert standings([record, *rest], phase3())[burnin.run].state == "runnable"
 
 
 def test_a_semantic_failure_blocks() -> None:
     burnin, *rest = _small()
-    found = standings([ended(burnin, "failed", fault="semantic"), *rest])
+    found = standings([ended(burnin, "failed", fault="semantic"), *rest], phase3())
     assert found[burnin.run].state == "blocked"
     assert "amendment" in found[burnin.run].reason
 
@@ -220,12 +266,12 @@ def test_a_semantic_failure_blocks() -> None:
 def test_contradicting_records_are_refused() -> None:
     records = _small()
     with pytest.raises(InputError, match="two records"):
-        standings([*records, records[0]])
+        standings([*records, records[0]], phase3())
     circle = msgspec.structs.replace(records[0], needs=[records[1].run])
     with pytest.raises(InputError, match="circle"):
-        standings([circle, *records[1:]])
+        standings([circle, *records[1:]], phase3())
     orphan = msgspec.structs.replace(records[0], needs=["P77-C00-saturation"])
-    assert "not planned" in standings([orphan, *records[1:]])[orphan.run].reason
+    assert "not planned" in standings([orphan, *records[1:]], phase3())[orphan.run].reason
 
 
 def test_run_name_of_every_role() -> None:

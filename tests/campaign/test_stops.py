@@ -15,10 +15,12 @@ from opprof.campaign import stops
 from opprof.campaign.facts import MatrixFacts, RunFacts
 from opprof.campaign.gate_rules import RULES
 from opprof.protocol import load_protocol
+from opprof.protocol.model import Reruns
 
 PROTOCOL = load_protocol("phase3")
 assert PROTOCOL is not None
-GATES, BUDGET = PROTOCOL.file.gates, PROTOCOL.file.budget
+FILE = PROTOCOL.file
+GATES, BUDGET = FILE.gates, FILE.budget
 NOW = 1_800_000_000_000_000_000
 
 
@@ -54,11 +56,11 @@ def numbers_of(found: list[Stop]) -> list[int]:
 
 
 def judge(facts: RunFacts, before: int = 0) -> list[int]:
-    return numbers_of(stops.judge_run(facts, wall_ns=NOW, unrepresentative_before=before))
+    return numbers_of(stops.judge_run(facts, FILE, wall_ns=NOW, unrepresentative_before=before))
 
 
 def judge_matrix(facts: MatrixFacts) -> list[Stop]:
-    return stops.judge_matrix(facts, GATES, BUDGET, wall_ns=NOW)
+    return stops.judge_matrix(facts, FILE, wall_ns=NOW)
 
 
 def test_a_good_run_stops_nothing() -> None:
@@ -95,7 +97,7 @@ def test_a_good_run_stops_nothing() -> None:
     ],
 )
 def test_a_failed_gate_is_its_conditions(name: str, condition: int) -> None:
-    (stop,) = stops.judge_run(run(gate(name, a=7)), wall_ns=NOW)
+    (stop,) = stops.judge_run(run(gate(name, a=7)), FILE, wall_ns=NOW)
     assert stop.condition == condition
     assert stop.name == stops.NAMES[condition]
     assert stop.reason == f"{name}: because"
@@ -127,8 +129,37 @@ def test_representativeness_stops_the_second_time() -> None:
     assert judge(off) == []
     assert judge(off, before=1) == [5]
     assert judge(run(), before=1) == []
-    (stop,) = stops.judge_run(off, wall_ns=NOW, unrepresentative_before=1)
+    (stop,) = stops.judge_run(off, FILE, wall_ns=NOW, unrepresentative_before=1)
     assert stop.numbers["unrepresentative_attempts"] == 2
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_the_protocol_says_how_often_windows_may_be_retried(retries: int) -> None:
+    file = msgspec.structs.replace(FILE, reruns=Reruns(1, retries))
+    off = run(gate("representativeness"))
+    for before in range(4):
+        found = stops.judge_run(off, file, wall_ns=NOW, unrepresentative_before=before)
+        assert numbers_of(found) == ([5] if before >= retries else [])
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_condition_that_the_protocol_does_not_list_stops_nothing(number: int) -> None:
+    """Taking one row away takes away that stop and no other one."""
+    rows = [row for row in FILE.stops if row.number != number]
+    file = msgspec.structs.replace(FILE, stops=rows)
+    names = {rule.condition: name for name, rule in RULES.items() if rule.condition}
+    bad = run(*(gate(name) for name in names.values()))
+    over = matrix(public_bytes=BUDGET.public_bytes_max)
+    for listed in (FILE, file):
+        found = numbers_of(stops.judge_run(bad, listed, wall_ns=NOW, unrepresentative_before=1))
+        found += numbers_of(stops.judge_matrix(over, listed, wall_ns=NOW))
+        assert sorted(found) == [row.number for row in listed.stops]
+
+
+def test_the_shares_are_gates_and_need_no_row() -> None:
+    file = msgspec.structs.replace(FILE, stops=[])
+    (stop,) = stops.judge_matrix(matrix(measured=20, clean_failed=3), file, wall_ns=NOW)
+    assert stop.condition == 0
 
 
 def test_a_bad_trace_stops_at_once_even_beside_representativeness() -> None:
@@ -152,7 +183,7 @@ def test_contamination_in_the_clock_check_is_condition_two() -> None:
 
 
 def test_red_flags_are_condition_ten() -> None:
-    (stop,) = stops.judge_run(run(red_flags=["analysis: negative: x"]), wall_ns=NOW)
+    (stop,) = stops.judge_run(run(red_flags=["analysis: negative: x"]), FILE, wall_ns=NOW)
     assert (stop.condition, stop.reason) == (10, "analysis: negative: x")
     assert stop.numbers["red_flags"] == 1
 

@@ -19,6 +19,9 @@ from opprof.campaign.stops import judge_run
 from opprof.errors import InputError, SchemaError
 from opprof.protocol import load_protocol
 
+PROTOCOL = load_protocol("phase3")
+assert PROTOCOL is not None
+FILE = PROTOCOL.file
 ROOT = Path(__file__).parents[2]
 PLUGIN_RUNS = ROOT / "examples" / "h200-plugin-runs"
 OTHER_RUNS = ROOT / "examples" / "h200-runs"
@@ -107,7 +110,7 @@ def test_a_client_that_was_killed_leaves_its_gaps(tmp_path: Path) -> None:
     facts = facts_of(folder)
     assert facts.missing == ["client/result.json", "client/sanity.json", "analysis/sanity.json"]
     assert (facts.accepted, facts.drain_quarantined) == (None, None)
-    assert judge_run(facts, wall_ns=0) == []
+    assert judge_run(facts, FILE, wall_ns=0) == []
 
 
 def test_a_damaged_artefact_is_a_red_flag_and_hides_no_other(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_damaged_artefact_is_a_red_flag_and_hides_no_other(tmp_path: Path) -> 
         ["damaged", "analysis/sanity.json"],
     ]
     assert facts.missing == []
-    assert [stop.condition for stop in judge_run(facts, wall_ns=0)] == [10]
+    assert [stop.condition for stop in judge_run(facts, FILE, wall_ns=0)] == [10]
 
 
 def test_a_damaged_timeline_is_an_error(tmp_path: Path) -> None:
@@ -141,9 +144,8 @@ def test_of_a_finished_analysis_its_sanity_is_enough(tmp_path: Path) -> None:
 
 
 def judged(folder: Path) -> tuple[RunFacts, dict[int, str]]:
-    protocol = load_protocol("phase3")
-    facts = facts_of(folder, analysis=analyze_run(folder, protocol))
-    return facts, {stop.condition: stop.reason for stop in judge_run(facts, wall_ns=0)}
+    facts = facts_of(folder, analysis=analyze_run(folder, PROTOCOL))
+    return facts, {stop.condition: stop.reason for stop in judge_run(facts, FILE, wall_ns=0)}
 
 
 def test_a_bundled_run_of_the_plugin() -> None:

@@ -271,7 +271,7 @@ def test_impossible_arguments_are_refused() -> None:
 def test_a_lane_goes_on_to_moderate_only_after_an_accepted_saturation() -> None:
     records = burned(["P01/C00"])
     lane = wave_of(records).lanes[0]
-    assert next_in_lane(lane, records) == "P01-C00-saturation"
+    assert next_in_lane(lane, records, phase3()) == "P01-C00-saturation"
 
     def after(**how: object) -> list[RunRecord]:
         phase = "failed" if "fault" in how else "complete"
@@ -280,10 +280,10 @@ def test_a_lane_goes_on_to_moderate_only_after_an_accepted_saturation() -> None:
             for r in records
         ]
 
-    assert next_in_lane(lane, after()) == "P01-C00-moderate"
-    assert next_in_lane(lane, after(accepted=False)) is None
+    assert next_in_lane(lane, after(), phase3()) == "P01-C00-moderate"
+    assert next_in_lane(lane, after(accepted=False), phase3()) is None
     # Its exact rerun has no reservation in this wave.
-    assert next_in_lane(lane, after(fault="infrastructure")) is None
+    assert next_in_lane(lane, after(fault="infrastructure"), phase3()) is None
     assert wave_of(after(fault="infrastructure")).lanes[0].runs == lane.runs
 
 
@@ -296,7 +296,7 @@ def test_the_runs_of_the_check_are_no_part_of_the_matrix() -> None:
     for state in ("pending", "loading", "failed"):
         other = msgspec.structs.replace(check, state=state)
         assert wave_of([other, *records]).runs == wave.runs
-        assert next_in_lane(wave.lanes[0], [other, *records]) == "P01-C00-saturation"
+        assert next_in_lane(wave.lanes[0], [other, *records], phase3()) == "P01-C00-saturation"
 
 
 def test_a_moderate_run_goes_to_a_host_of_its_saturations_regime() -> None:

@@ -84,7 +84,7 @@ def edited(old: str, new: str, text: str = TEXT) -> Protocol:
             "workload = 20260711",
             "patterns.P01.manifest: --workload-seed 20260712, the protocol has 20260711",
         ),
-        ("number = 10\n", "number = 12\n", "does not count from 1"),
+        ("[[stops]]\nnumber = 10\n", "[[stops]]\nnumber = 9\n", "does not rise from condition"),
     ],
 )
 def test_a_command_that_says_something_else_than_its_table(

@@ -20,6 +20,7 @@ from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
 from opprof.campaign.client import profile_windows
 from opprof.campaign.facts import RunFacts, facts_of
 from opprof.campaign.gate_rules import fault_of
+from opprof.campaign.reruns import UNREPRESENTATIVE
 from opprof.campaign.server import tail
 from opprof.campaign.stops import judge_run
 from opprof.errors import InputError
@@ -27,8 +28,8 @@ from opprof.files import read_bytes
 from opprof.protocol import Protocol
 
 _CLIENT_REFUSED = 2
-CLEAN_FAILURE, UNREPRESENTATIVE = "clean_failure", "unrepresentative"
-"""Numbers of the gates ``client`` and ``layer2`` that the campaign counts over its runs."""
+CLEAN_FAILURE = "clean_failure"
+"""Number of the check ``client`` that the campaign counts over its runs."""
 
 T = TypeVar("T")
 
@@ -72,8 +73,12 @@ def outcome_of(
     failed = [f"{name}: {gate.reason}" for name, gate in found.items() if gate.outcome == "fail"]
     failed += [f"{gate.name}: {gate.reason}" for gate in further]
     reason = facts.fault or "; ".join(failed)
-    now = time.time_ns()
-    before = spec.unrepresentative_before
+    stops = judge_run(
+        told,
+        protocol.file,
+        wall_ns=time.time_ns(),
+        unrepresentative_before=spec.unrepresentative_before,
+    )
     return Outcome(
         checks=found,
         reason=reason,
@@ -82,7 +87,7 @@ def outcome_of(
         drain_quarantined=None if result is None else result.drain_quarantined,
         gpu_seconds=_gpu_seconds(spec, facts),
         signal_wall_ns=facts.signal_wall_ns,
-        stops=judge_run(told, wall_ns=now, unrepresentative_before=before) if reason else [],
+        stops=stops if reason else [],
         clean_failure=told.clean_failure,
         unrepresentative=told.unrepresentative,
     )

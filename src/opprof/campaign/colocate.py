@@ -20,14 +20,16 @@ from opprof.artifacts.plan import ColocationGate, Regime
 from opprof.campaign.attempt import Outcome
 from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
 from opprof.campaign.colocation_read import CheckedPlace, gate_of, write_gate
+from opprof.campaign.frozen import reruns_of
 from opprof.campaign.launcher import Launcher, Place
 from opprof.campaign.ledger import fits, reserve
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.meeting import RoundMeeting
-from opprof.campaign.plan import RERUNS_MAX
+from opprof.campaign.reruns import may_rerun
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.protocol import Protocol
+from opprof.protocol.model import Reruns
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ async def colocation_gate(check: Check) -> ColocationGate:
 async def _round(check: Check, each: Round) -> None:
     runs = [each.target, *each.backgrounds]
     records = {run.run: _record(check.store, run, index) for index, run in enumerate(runs)}
-    if _is_settled(list(records.values())):
+    if _is_settled(list(records.values()), reruns_of(check.protocol.file)):
         return
     _reserve(check, each, runs)
     check.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")
@@ -100,15 +102,11 @@ async def _round(check: Check, each: Round) -> None:
         check.launcher.finish(record, outcome)
 
 
-def _is_settled(records: list[RunRecord]) -> bool:
+def _is_settled(records: list[RunRecord], rule: Reruns) -> bool:
     """Whether a round is not made any more: complete, or failed for good."""
     if all(record.state == "complete" for record in records):
         return True
-    attempts = [record.attempt for record in records if record.state == "failed"]
-    if any(attempt is not None and attempt.fault != "infrastructure" for attempt in attempts):
-        return True
-    faults = [sum(a.fault == "infrastructure" for a in record.attempts) for record in records]
-    return bool(attempts) and max(faults) > RERUNS_MAX
+    return any(record.state == "failed" and not may_rerun(record, rule) for record in records)
 
 
 def _reserve(check: Check, each: Round, runs: list[ColocationRun]) -> None:

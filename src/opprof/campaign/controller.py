@@ -26,6 +26,7 @@ from opprof.campaign.binding import Binding
 from opprof.campaign.colocate import BudgetSpent, Check, colocation_gate
 from opprof.campaign.colocation import PlaceBinding, authorised_width
 from opprof.campaign.colocation_read import CheckedPlace
+from opprof.campaign.frozen import applies
 from opprof.campaign.hosts import needs_check, placed, without_host
 from opprof.campaign.launcher import Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
@@ -192,8 +193,7 @@ class Controller:
         except asyncio.CancelledError:
             return None
         except BudgetSpent as error:
-            name = NAMES[BUDGET_CONDITION]
-            self._stop_matrix(self._stop(BUDGET_CONDITION, name, error.reason))
+            self._stop_matrix(self._budget_stop(error.reason))
             return None
         finally:
             self._lanes = []
@@ -262,9 +262,10 @@ class Controller:
         if step.kind == "stop":
             self._ending.stop = self._store.stop()
             return
-        condition = BUDGET_CONDITION if step.kind == "budget" else 0
-        name = NAMES[condition] if condition else step.kind
-        self._stop_matrix(self._stop(condition, name, step.reason, step.numbers))
+        if step.kind == "budget":
+            self._stop_matrix(self._budget_stop(step.reason, step.numbers))
+        else:
+            self._stop_matrix(self._stop(0, step.kind, step.reason, step.numbers))
 
     async def _wave(self, wave: Wave) -> None:
         simulated, now = self._ledger.simulated, self._store.wall_ns()
@@ -288,7 +289,7 @@ class Controller:
 
     async def _lane(self, lane: Lane) -> None:
         while not self._over and self._holds(lane.slot.host):
-            run = next_in_lane(lane, self._planned())
+            run = next_in_lane(lane, self._planned(), self._binding.protocol.file)
             if run is None:
                 return
             await self._one(self._store.run(run), lane.slot)
@@ -337,7 +338,6 @@ class Controller:
 
     def _judge_matrix(self, *, finished: bool) -> list[Stop]:
         """Look at shares, disk and budget over the whole campaign."""
-        file = self._binding.protocol.file
         facts = tally.matrix_facts(
             self._planned(),
             finished=finished,
@@ -346,7 +346,7 @@ class Controller:
             private=self._sources.private,
             gpu_seconds=self._spent_gpu_s(),
         )
-        return judge_matrix(facts, file.gates, file.budget, wall_ns=self._store.wall_ns())
+        return judge_matrix(facts, self._binding.protocol.file, wall_ns=self._store.wall_ns())
 
     def _spent_gpu_s(self) -> float:
         return self._ledger.balance.consumed_ns / 1e9 + self._launcher.running_gpu_s()
@@ -354,6 +354,8 @@ class Controller:
     def _over_budget(self) -> Stop | None:
         """Attempts under way may overrun what was reserved for them, but never the cap."""
         budget = self._binding.protocol.file.budget
+        if not applies(self._binding.protocol.file, BUDGET_CONDITION):
+            return None
         if not self._launcher.busy or self._ending.stop is not None:
             return None
         if not over_budget(
@@ -361,7 +363,13 @@ class Controller:
         ):
             return None
         reason = f"{self._spent_gpu_s() / 3600:.3f} GPU hours, cap {budget.gpu_hours_max:g}"
-        return self._stop(BUDGET_CONDITION, NAMES[BUDGET_CONDITION], reason)
+        return self._budget_stop(reason)
+
+    def _budget_stop(self, reason: str, numbers: Mapping[str, object] | None = None) -> Stop:
+        """No wave goes over the cap of [budget], whether the protocol lists condition 9 or not."""
+        listed = applies(self._binding.protocol.file, BUDGET_CONDITION)
+        condition = BUDGET_CONDITION if listed else 0
+        return self._stop(condition, NAMES[BUDGET_CONDITION], reason, numbers)
 
     def _stop(
         self, condition: int, name: str, reason: str, numbers: Mapping[str, object] | None = None

@@ -220,7 +220,7 @@ class _Table:
     def _start(
         self, index: int, lane: Lane, now_ns: int, ends: list[tuple[int, int, str, Attempt]]
     ) -> None:
-        run = next_in_lane(lane, self.records)
+        run = next_in_lane(lane, self.records, self.protocol)
         if run is None:
             return
         record = self.records[self._place[run]]

@@ -7,7 +7,7 @@ has no value of its own for any of them and refuses to begin without.
 from __future__ import annotations
 
 from opprof.errors import InputError
-from opprof.protocol.model import ProtocolFile
+from opprof.protocol.model import ProtocolFile, Reruns
 
 
 def shutdown_timeout_s(protocol: ProtocolFile) -> float:
@@ -22,6 +22,22 @@ def shutdown_timeout_s(protocol: ProtocolFile) -> float:
     return value
 
 
+def reruns_of(protocol: ProtocolFile) -> Reruns:
+    """Return which exact reruns are allowed.
+
+    Raises:
+        InputError: the protocol leaves it out.
+    """
+    if protocol.reruns is None:
+        raise _left_out(protocol, "[reruns]")
+    return protocol.reruns
+
+
+def applies(protocol: ProtocolFile, condition: int) -> bool:
+    """Whether the protocol lists a hard-stop condition; one that it does not list stops nothing."""
+    return any(row.number == condition for row in protocol.stops)
+
+
 def require(protocol: ProtocolFile) -> None:
     """Refuse a protocol that leaves out what a campaign needs.
 
@@ -29,6 +45,7 @@ def require(protocol: ProtocolFile) -> None:
         InputError: names the first key that is missing.
     """
     shutdown_timeout_s(protocol)
+    reruns_of(protocol)
 
 
 def _left_out(protocol: ProtocolFile, key: str) -> InputError:

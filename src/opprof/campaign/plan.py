@@ -13,18 +13,17 @@ from typing import Literal
 
 from opprof.artifacts.campaign import Phase, RunRecord
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.campaign.frozen import reruns_of
 from opprof.campaign.naming import run_name
+from opprof.campaign.reruns import allowed, class_of, may_rerun
 from opprof.errors import InputError
 from opprof.protocol.design import cells, execution_order
-from opprof.protocol.model import ProtocolFile
+from opprof.protocol.model import ProtocolFile, Reruns
 
 ACTIVE: frozenset[Phase] = frozenset(
     ("starting", "serving", "loading", "draining", "cleaning", "checking")
 )
 """Phases in which an attempt is under way."""
-
-RERUNS_MAX = 1
-"""One exact rerun for an infrastructure or profile-artefact failure ("hard stop conditions")."""
 
 Group = Literal["burnin", "matrix", "confirmation"]
 GROUPS: tuple[Group, ...] = ("burnin", "matrix", "confirmation")
@@ -129,7 +128,9 @@ def verdict(record: RunRecord) -> bool | None:
 
 
 def standings(
-    records: Sequence[RunRecord], held: Mapping[str, str] | None = None
+    records: Sequence[RunRecord],
+    protocol: ProtocolFile,
+    held: Mapping[str, str] | None = None,
 ) -> dict[str, Standing]:
     """Return every run's standing by name.
 
@@ -137,8 +138,10 @@ def standings(
     runs that cannot run for reasons outside the records (no place), with the reason.
 
     Raises:
-        InputError: two records have one name, or needs form a circle.
+        InputError: two records have one name, needs form a circle, or the protocol does not say
+            which reruns are allowed.
     """
+    rule = reruns_of(protocol)
     by_name = {record.run: record for record in records}
     if len(by_name) != len(records):
         names = [record.run for record in records]
@@ -149,7 +152,7 @@ def standings(
         if by_name[run].state != "complete":
             found[run] = Standing("blocked", reason)
     for record in records:
-        _standing(record, by_name, found, ())
+        _standing(record, by_name, rule, found, ())
     open_matrix = [
         record.run
         for record in records
@@ -166,6 +169,7 @@ def standings(
 def _standing(
     record: RunRecord,
     by_name: Mapping[str, RunRecord],
+    rule: Reruns,
     found: dict[str, Standing],
     path: tuple[str, ...],
 ) -> Standing:
@@ -173,10 +177,10 @@ def _standing(
         return found[record.run]
     if record.run in path:
         raise InputError(f"needs form a circle: {' -> '.join((*path, record.run))}")
-    standing = _own(record)
+    standing = _own(record, rule)
     if standing.state == "runnable":
         for name in record.needs:
-            need = _need(record, name, by_name, found, (*path, record.run))
+            need = _need(record, name, by_name, rule, found, (*path, record.run))
             if need.state == "blocked" or (
                 need.state == "waiting" and standing.state == "runnable"
             ):
@@ -185,7 +189,7 @@ def _standing(
     return standing
 
 
-def _own(record: RunRecord) -> Standing:
+def _own(record: RunRecord, rule: Reruns) -> Standing:
     """What the record alone says."""
     if record.state == "complete":
         return Standing("complete")
@@ -197,23 +201,27 @@ def _own(record: RunRecord) -> Standing:
     if attempt is None or attempt.fault != "infrastructure":
         why = attempt.reason if attempt and attempt.reason else "no reason recorded"
         return Standing("blocked", f"failed, and needs a reviewed amendment: {why}")
-    faults = sum(each.fault == "infrastructure" for each in record.attempts)
-    if faults > RERUNS_MAX:
-        return Standing("blocked", f"failed again after its exact rerun: {attempt.reason}")
-    return Standing("runnable", "exact rerun after an infrastructure fault")
+    kind = class_of(attempt)
+    if not may_rerun(record, rule):
+        after = "failed again after its exact rerun"
+        if allowed(rule, kind) == 0:
+            after = f"failed, and the protocol allows no rerun ({kind})"
+        return Standing("blocked", f"{after}: {attempt.reason}")
+    return Standing("runnable", f"exact rerun ({kind})")
 
 
 def _need(
     record: RunRecord,
     name: str,
     by_name: Mapping[str, RunRecord],
+    rule: Reruns,
     found: dict[str, Standing],
     path: tuple[str, ...],
 ) -> Standing:
     need = by_name.get(name)
     if need is None:
         return Standing("blocked", f"needs {name}, which is not planned")
-    standing = _standing(need, by_name, found, path)
+    standing = _standing(need, by_name, rule, found, path)
     if standing.state == "blocked":
         return Standing("blocked", f"needs {name}: {standing.reason}")
     if standing.state != "complete":

@@ -3,7 +3,8 @@
 Source: protocol, "Budget and hard stop conditions", with A-P3-3, A-P3-4 and A-P3-5.
 
 Each function returns the :class:`~opprof.artifacts.campaign.Stop` that its condition calls for, or
-None. Thresholds are the protocol's. Where an amendment supersedes a clause, the amendment wins:
+None. Thresholds are the protocol's, and a condition that its ``[[stops]]`` do not list stops
+nothing. Where an amendment supersedes a clause, the amendment wins:
 
 - condition 3 no longer holds the drain (A-P3-5, drain quarantine);
 - condition 9's cap is A-P3-4's, through ``budget.gpu_hours_max``.
@@ -11,7 +12,8 @@ None. Thresholds are the protocol's. Where an amendment supersedes a clause, the
 What the text leaves open is decided here:
 
 - *twice* in condition 5 means in two complete attempts at the same load point, since the protocol
-  allows "one complete run [to] be retried" after the first; two windows of one run are one failure.
+  allows "one complete run [to] be retried" after the first (``reruns.unrepresentative_max``); two
+  windows of one run are one failure.
 - The shares of A-P3-5 are of measured runs, the amended matrix's primary and confirmation runs.
   While runs are still to come the denominator is every planned one: the matrix stops as soon as the
   final share is certain to exceed the limit, and never because the first of 52 runs was slow to
@@ -29,8 +31,9 @@ from fractions import Fraction
 from opprof.artifacts.campaign import Stop
 from opprof.artifacts.common import Gate, Value
 from opprof.campaign.facts import MatrixFacts, RunFacts
+from opprof.campaign.frozen import applies, reruns_of
 from opprof.campaign.gate_rules import rule_of
-from opprof.protocol.model import Budget, Gates
+from opprof.protocol.model import Budget, Gates, ProtocolFile
 
 NAMES: Mapping[int, str] = {
     0: "share of measured runs",
@@ -51,33 +54,46 @@ _UNMEASURED = frozenset({1, 2, 8, 9})
 _SECONDS_PER_HOUR = 3600
 
 
-def judge_run(facts: RunFacts, *, wall_ns: int, unrepresentative_before: int = 0) -> list[Stop]:
+def judge_run(
+    facts: RunFacts, protocol: ProtocolFile, *, wall_ns: int, unrepresentative_before: int = 0
+) -> list[Stop]:
     """Return every hard stop that one attempt calls for, by number.
 
     Args:
         facts: The attempt's (:func:`~opprof.campaign.facts.facts_of`).
+        protocol: Lists the conditions that stop the matrix; no other one does.
         wall_ns: Time of the verdict.
         unrepresentative_before: Earlier complete attempts at the same run that failed
             representativeness.
+
+    Raises:
+        InputError: the protocol does not say which reruns are allowed.
     """
+    retries = reruns_of(protocol).unrepresentative_max
     found = [
         condition_1(facts, wall_ns),
         condition_2(facts, wall_ns),
         condition_3(facts, wall_ns),
         condition_4(facts, wall_ns),
-        condition_5(facts, wall_ns, unrepresentative_before=unrepresentative_before),
+        condition_5(
+            facts, wall_ns, unrepresentative_before=unrepresentative_before, retries=retries
+        ),
         condition_6(facts, wall_ns),
         condition_7(facts, wall_ns),
         condition_8(facts, wall_ns),
         condition_10(facts, wall_ns),
     ]
-    return [stop for stop in found if stop is not None]
+    return [stop for stop in found if stop is not None and applies(protocol, stop.condition)]
 
 
-def judge_matrix(matrix: MatrixFacts, gates: Gates, budget: Budget, *, wall_ns: int) -> list[Stop]:
-    """Return every stop that the campaign as a whole calls for."""
+def judge_matrix(matrix: MatrixFacts, protocol: ProtocolFile, *, wall_ns: int) -> list[Stop]:
+    """Return every stop that the campaign as a whole calls for.
+
+    The two shares are gates of every protocol and no numbered condition.
+    """
+    gates, budget = protocol.gates, protocol.budget
     found = [
-        condition_9(matrix, budget, wall_ns),
+        condition_9(matrix, budget, wall_ns) if applies(protocol, 9) else None,
         quarantine_share(matrix, gates, wall_ns),
         clean_failure_share(matrix, gates, wall_ns),
     ]
@@ -104,10 +120,12 @@ def condition_4(facts: RunFacts, wall_ns: int) -> Stop | None:
     return _by_gates(4, facts, wall_ns)
 
 
-def condition_5(facts: RunFacts, wall_ns: int, *, unrepresentative_before: int = 0) -> Stop | None:
-    """A trace that cannot be used; composition off in two complete attempts."""
+def condition_5(
+    facts: RunFacts, wall_ns: int, *, unrepresentative_before: int, retries: int
+) -> Stop | None:
+    """A trace that cannot be used; composition off in more complete attempts than have a retry."""
     smd = [gate for gate in facts.failed if gate.name == "representativeness"]
-    if smd and unrepresentative_before == 0:
+    if smd and unrepresentative_before < retries:
         return _by_gates(5, facts, wall_ns, leave_out=frozenset({"representativeness"}))
     numbers: dict[str, Value] = {}
     if smd:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from opprof.artifacts.campaign import Attempt, CheckName, RunRecord
-from opprof.campaign.checks import CLEAN_FAILURE, UNREPRESENTATIVE
+from opprof.artifacts.campaign import Attempt, RunRecord
+from opprof.campaign.checks import CLEAN_FAILURE
 from opprof.campaign.facts import MatrixFacts
+from opprof.campaign.reruns import unrepresentative
 from opprof.host.ports import Host
 
 _MEASURED = ("primary", "confirmation")
@@ -42,14 +43,11 @@ def matrix_facts(
 
 def unrepresentative_before(record: RunRecord) -> int:
     """Return how many earlier attempts of the run were not representative in their windows."""
-    return sum(_number(each, "layer2", UNREPRESENTATIVE) for each in record.attempts)
+    return sum(map(unrepresentative, record.attempts))
 
 
 def _clean_window_failed(attempt: Attempt) -> bool:
     """Machinery that broke has its exact rerun; the share is about windows that were measured."""
-    return attempt.fault != "infrastructure" and _number(attempt, "client", CLEAN_FAILURE)
-
-
-def _number(attempt: Attempt, check: CheckName, name: str) -> bool:
-    gate = attempt.checks.get(check)
-    return gate is not None and bool(gate.numbers.get(name))
+    gate = attempt.checks.get("client")
+    failed = gate is not None and bool(gate.numbers.get(CLEAN_FAILURE))
+    return failed and attempt.fault != "infrastructure"

@@ -147,7 +147,7 @@ def next_wave(
     problems = _host_problems(where, protocol)
     if problems:
         return Refusal("placement", "; ".join(problems))
-    standing = standings(records, held_runs(records, where, protocol))
+    standing = standings(records, protocol, held_runs(records, where, protocol))
     active = [record.run for record in records if standing[record.run].state == "active"]
     if active:
         return Refusal("active", f"{len(active)} runs are under way, the first is {active[0]}")
@@ -161,13 +161,13 @@ def next_wave(
     return wave
 
 
-def next_in_lane(lane: Lane, records: Sequence[RunRecord]) -> str | None:
+def next_in_lane(lane: Lane, records: Sequence[RunRecord], protocol: ProtocolFile) -> str | None:
     """Return the lane's run that may start now; None when the lane has ended for this wave.
 
     A run has one attempt a wave: its exact rerun belongs to a later wave, with its own reservation.
     """
     by_name = {record.run: record for record in records}
-    standing = standings(without_colocation(records))
+    standing = standings(without_colocation(records), protocol)
     for run in lane.runs:
         attempt = by_name[run].attempt
         tried = attempt is not None and attempt.slot and attempt.slot.wave == lane.slot.wave

@@ -138,7 +138,9 @@ def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign:
     pace = pace_of(protocol, campaign.time_scale)
     planned = [record for record in records if record.role != "colocation"]
     open_runs = {
-        name for name, s in standings(planned).items() if s.state not in ("complete", "blocked")
+        name
+        for name, s in standings(planned, protocol).items()
+        if s.state not in ("complete", "blocked")
     }
     return sum(
         run_cost(protocol, record, pace).expected_s for record in planned if record.run in open_runs

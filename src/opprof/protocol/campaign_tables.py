@@ -4,9 +4,9 @@ amendments, approvals, freezing. See :mod:`opprof.protocol.model` for the whole 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from opprof.protocol.base import (
     CountInt,
@@ -79,7 +79,8 @@ class Budget(Table, frozen=True):
 class StopCondition(Table, frozen=True):
     """One of the conditions at which the matrix stands still until somebody has looked."""
 
-    number: PositiveInt
+    number: Annotated[int, Meta(ge=1, le=10)]
+    """Which of the specification's ten conditions it is; one that is not listed stops nothing."""
     text: str
     superseded: str = ""
     """The part of the text that an amendment took away or changed, and which."""

@@ -139,9 +139,9 @@ def _status(protocol: ProtocolFile) -> list[str]:
 
 def _stops(protocol: ProtocolFile) -> list[str]:
     numbers = [row.number for row in protocol.stops]
-    if numbers == list(range(1, len(numbers) + 1)):
+    if numbers == sorted(set(numbers)):
         return []
-    return [f"stops.number: {numbers} does not count from 1"]
+    return [f"stops.number: {numbers} does not rise from condition to condition"]
 
 
 def _arithmetic(protocol: ProtocolFile) -> list[str]:
