@@ -22,6 +22,18 @@ def shutdown_timeout_s(protocol: ProtocolFile) -> float:
     return value
 
 
+def idle_gpu_bytes_max(protocol: ProtocolFile) -> int:
+    """Return what a driver without any process may hold on a GPU that counts as idle, in bytes.
+
+    Raises:
+        InputError: the protocol leaves it out.
+    """
+    value = protocol.placement.idle_gpu_bytes_max
+    if value is None:
+        raise _left_out(protocol, "placement.idle_gpu_bytes_max")
+    return value
+
+
 def reruns_of(protocol: ProtocolFile) -> Reruns:
     """Return which exact reruns are allowed.
 
@@ -45,6 +57,7 @@ def require(protocol: ProtocolFile) -> None:
         InputError: names the first key that is missing.
     """
     shutdown_timeout_s(protocol)
+    idle_gpu_bytes_max(protocol)
     reruns_of(protocol)
 
 

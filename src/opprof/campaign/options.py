@@ -55,8 +55,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """For one answer of ``/health``."""
     sample_s: Positive = 15.0
     """Between two looks at the GPUs' processes while the load runs."""
-    idle_gpu_bytes_max: Annotated[int, Meta(ge=0)] = 64 << 20
-    """A driver without any process may hold this much on a GPU that counts as idle."""
     look_s: Positive = 0.25
     """Between two looks at the same thing."""
     heartbeat_s: Positive = 5.0

@@ -49,8 +49,10 @@ T = TypeVar("T")
 class Surroundings:
     """The looks of one attempt."""
 
-    def __init__(self, host: Host, spec: AttemptSpec, limits: Limits) -> None:
+    def __init__(self, host: Host, spec: AttemptSpec, limits: Limits, *, idle_bytes: int) -> None:
+        """``idle_bytes``: the protocol's ``placement.idle_gpu_bytes_max``."""
         self._host, self._spec, self._limits = host, spec, limits
+        self._idle_bytes = idle_bytes
         self._gpus = known_gpus(host, spec.slot)
         self.looks: dict[Moment, Snapshot] = {}
         self.samples: list[Snapshot] = []
@@ -81,7 +83,7 @@ class Surroundings:
         idle = self.looks.get("idle")
         if not self._gpus or idle is None:
             return
-        allowed = [_allowed(state.memory_used_bytes, self._limits) for state in idle.gpus]
+        allowed = [self._allowed(state.memory_used_bytes) for state in idle.gpus]
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._limits.memory_s
         label = f"{self._spec.run}/{self._spec.number}/cleanup"
@@ -113,7 +115,7 @@ class Surroundings:
         }
         if look.processes:
             return _gate("gpu_idle", "fail", f"not idle: {_names(look.processes)}", numbers)
-        used = [state for state in look.gpus if (state.memory_used_bytes or 0) > self._floor]
+        used = [state for state in look.gpus if (state.memory_used_bytes or 0) > self._idle_bytes]
         if used:
             reason = f"GPU {used[0].index} holds {used[0].memory_used_bytes} bytes"
             return _gate("gpu_idle", "fail", reason, numbers)
@@ -139,7 +141,7 @@ class Surroundings:
         before = [state.memory_used_bytes for state in idle.gpus]
         numbers: dict[str, Value] = {"before": list(before), "after": list(self.memory_left)}
         for index, used, start in zip(self._gpus, self.memory_left, before, strict=True):
-            if used > _allowed(start, self._limits):
+            if used > self._allowed(start):
                 return _gate("gpu_memory", "fail", f"GPU {index} still holds {used} bytes", numbers)
         return _gate("gpu_memory", "pass", "back at its value before the server", numbers)
 
@@ -178,9 +180,9 @@ class Surroundings:
             None if last is None else last.host.oom_kills,
         )
 
-    @property
-    def _floor(self) -> int:
-        return self._limits.idle_gpu_bytes_max
+    def _allowed(self, before: int | None) -> int:
+        """Bytes that may be in use after the server, given those before it."""
+        return max(before or 0, self._idle_bytes)
 
     # ------------------------------------------------------------------ environment.json
 
@@ -304,10 +306,6 @@ def _hash_or_none(path: Path) -> str | None:
 
 def _first(values: Iterable[T | None]) -> T | None:
     return next((value for value in values if value is not None), None)
-
-
-def _allowed(before: int | None, limits: Limits) -> int:
-    return max(before or 0, limits.idle_gpu_bytes_max)
 
 
 def _names(processes: Iterable[GpuProcess]) -> str:

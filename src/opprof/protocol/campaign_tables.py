@@ -54,6 +54,8 @@ class Placement(Table, frozen=True):
     gpus: PositiveInt
     cpu_map: list[str]
     numa_nodes: list[CountInt]
+    idle_gpu_bytes_max: CountInt | None = None
+    """What a driver without any process may hold on a GPU that counts as idle (stop 2)."""
 
 
 class Budget(Table, frozen=True):
