@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,25 @@ import layer1_samples as layer1
 from opprof.adjudication import rejudge, write_adjudication
 from opprof.analysis.run import analyze_run
 from opprof.artifacts.adjudication import Adjudication
-from opprof.artifacts.run import Interval, LengthSummary, ManifestSummary, RequestRecord
+from opprof.artifacts.run import Interval, LengthSummary, ManifestSummary, RequestRecord, Role
 from opprof.cli import main
 from opprof.client.facts import Health, RunFacts
 from opprof.client.output import OutputFolder
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
 from opprof.client.results import Binding, artefacts_of
+from opprof.client.saturation import derive_rate
 from opprof.client.steps import read_stream
 from opprof.client.timeline import Ending
 from opprof.errors import InputError, SchemaError, StateConflict
 from opprof.protocol import Protocol
 from opprof.protocol.amend import Request, amend_protocol
+from opprof.protocol.design import design
 from opprof.protocol.freeze import Approvals, Installation, freeze_protocol
 from opprof.protocol.load import packaged_path, parse_protocol
+from opprof.rehearsal.campaign import Cell, RunReport, rehearse_cell
+from opprof.rehearsal.truth import NOTHING
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "rehearsal"
 S = 1_000_000_000
 T0 = 1000 * S
 DRAIN_NS = 288_619_107_924
@@ -98,6 +104,7 @@ def steps(end_ns: int, rates: Rates) -> list[dict[str, Any]]:
                 index,
                 submit_mono_ns=at,
                 complete_mono_ns=at + STEP_NS,
+                scheduled_requests=5,
                 prefill_requests=1,
                 prefill_tokens=tokens - 4,
                 prefill_chunks=[tokens - 4],
@@ -111,11 +118,15 @@ def make_run(
     root: Path,
     protocol: Protocol,
     *,
+    role: Role = "confirmation",
     warm: int = 40,
     rates: Rates = (400, 400, 400),
     drain_ns: int = S,
 ) -> Path:
-    """Write what the client and the recorder leave of a P10/C01 saturation run."""
+    """Write what the client and the recorder leave of a P10/C01 saturation run.
+
+    As a confirmation it has no profile windows; those are judged by rehearsed runs below.
+    """
     end = T0 + 300 * S + drain_ns
     (root / "opprof").mkdir(parents=True)
     lines = steps(end, rates)
@@ -135,7 +146,7 @@ def make_run(
             pattern="P10",
             config="C01",
             load_point="saturation",
-            role="primary",
+            role=role,
             load=Load(256, None, 1),
             warmup_ns=60 * S,
             segment_ns=80 * S,
@@ -249,7 +260,7 @@ def test_a_stabilised_warm_up_is_accepted_by_the_second_branch(
         ("client", "warmup"),
         ("analysis", "warmup_completions"),
     }
-    # The clean measurement is the stored one; a moderate rate may be derived from it.
+    # The clean measurement is the stored one.
     assert found.result.accepted and found.result.reasons == []
     assert found.result.completed_rps == pytest.approx(200 / 240, abs=0.01)
     assert found.result.metrics["measured_under_protocol_sha256"] == old.sha256
@@ -276,6 +287,95 @@ def test_a_warm_up_that_is_not_stable_stays_refused(
     assert not found.before.accepted and not found.after.accepted
     assert not found.result.accepted
     assert any(reason in text for text in found.after.reasons)
+
+
+def test_the_moderate_rate_comes_from_the_later_result(
+    tmp_path: Path, old: Protocol, stabilized: Protocol
+) -> None:
+    root = make_run(tmp_path / "run", old, role="primary", warm=20)
+    later, _ = write_adjudication(rejudge(root, old, stabilized), tmp_path / "out")
+
+    def rate(path: Path) -> float:
+        where = {"pattern": "P10", "config": "C01", "manifest_sha256": HASH}
+        return derive_rate(path, 0.6, role="primary", **where).rate_rps
+
+    with pytest.raises(InputError, match="the saturation run was not accepted: warmup"):
+        rate(root / "client" / "result.json")
+    assert rate(later) == pytest.approx(0.6 * 200 / 240, abs=0.01)
+
+
+def test_a_run_without_its_profile_windows_is_not_accepted(
+    tmp_path: Path, old: Protocol, longer_drain: Protocol
+) -> None:
+    """A-P3-5: only a run whose Layer-2 artefacts are otherwise valid stays usable."""
+    root = make_run(tmp_path / "run", old, role="primary", drain_ns=DRAIN_NS)
+    found = rejudge(root, old, longer_drain)
+    assert not found.after.drain_quarantined and not found.after.accepted
+    assert found.after.reasons == [
+        "analysis: profile_windows: 0 windows, 2 expected of a primary run"
+    ]
+
+
+@pytest.mark.parametrize("damage", ["", "trace"])
+def test_profile_windows_are_judged_again(tmp_path: Path, damage: str) -> None:
+    """A bound that every window misses, opened later; and a trace that is lost in between."""
+    first = rehearsed_protocol()
+    (report,) = rehearse_cell(
+        Cell(
+            first.data,
+            "first.toml",
+            "P01",
+            "C00",
+            ("saturation",),
+            "primary",
+            NOTHING,
+            3,
+            tmp_path / "runs",
+            None,
+        )
+    )
+    assert isinstance(report, RunReport)
+    root = report.folder
+    if damage:
+        next((root / "traces").glob("window0-*")).unlink()
+    second = amended(first, "windows", ("representativeness.smd_max", "1000.0"))
+    found = rejudge(root, first, second)
+    assert found.reproduced and found.before.client_gates
+    assert any("representativeness" in reason for reason in found.before.reasons)
+    changed = {(c.source, c.name, c.before, c.after) for c in found.changed}
+    assert ("analysis", "representativeness", "fail", "pass") in changed
+    if damage:
+        assert not found.after.accepted
+        assert any("trace_missing" in reason for reason in found.after.reasons)
+    else:
+        assert found.after.reasons == []
+        assert found.after.accepted
+
+
+def rehearsed_protocol() -> Protocol:
+    """One small pattern in seconds of virtual time, whose windows are never representative."""
+    text = (EXAMPLES / "twins.toml").read_text()
+    values = {
+        "warmup_s": "4",
+        "clean_segment_s": "4",
+        "recovery_s": "4",
+        "warmup_completions_min": "1",
+        "smd_max": "0.0",
+        "recovery_tolerance": "1000.0",
+        "null_draws": "10",
+    }
+    for key, value in values.items():
+        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+        assert count == 1, key
+    counted = msgspec.to_builtins(design(parse_protocol(text.encode(), source="x").file))
+    counted["gpu_hours_estimate"] = round(counted["gpu_hours"], 3)
+    counted["wall_hours_estimate"] = round(counted["wall_hours"], 3)
+    head, tail = text.split("[budget]")
+    for key, number in counted.items():
+        tail = re.sub(rf"(?m)^{key} = .*$", f"{key} = {number}", tail)
+    draft = parse_protocol(f"{head}[budget]{tail}".encode(), source="draft.toml")
+    data = freeze_protocol(draft, Approvals(), date=DATE, here=HERE)
+    return parse_protocol(data, source="frozen.toml")
 
 
 def test_numbers_that_only_the_client_saw_stay(tmp_path: Path, old: Protocol) -> None:

@@ -323,7 +323,19 @@ def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None
     assert len(revived.attempts) == 1
     assert [verdict.accepted for verdict in revived.adjudications] == [True]
     assert revived.accepted is False, "the client's own verdict stays"
-    assert (site.out / revived.adjudications[0].artefact / "adjudication.json").is_file()
+    verdicts = site.out / revived.adjudications[0].artefact
+    assert (verdicts / "adjudication.json").is_file()
+    # The moderate run's client took its rate from the later verdict's result.
+    commands = (site.out / "runs" / "P01-C00-moderate" / "commands.log").read_text()
+    assert f"--saturation-result {verdicts / 'result.json'}" in commands
+    timeline = json.loads((site.out / "runs/P01-C00-moderate/client/timeline.json").read_bytes())
+    later = json.loads((verdicts / "result.json").read_bytes())
+    fraction = frozen.file.load.moderate_rate_fraction
+    assert timeline["rate_rps"] == pytest.approx(fraction * later["completed_rps"])
+    # A further resume finds nothing to do: what was accepted later is not made again.
+    site.opprof("resume", str(site.out))
+    site.wait_end()
+    assert site.store.run("P01-C00-saturation") == revived
     assert (site.out / "attempts" / "P01-C00-saturation.1" / "client" / "result.json").is_file()
     assert len(list((site.out / "protocols").iterdir())) == 2
     assert site.store.protocol.read_bytes() == amended.read_bytes()

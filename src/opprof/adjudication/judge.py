@@ -1,7 +1,8 @@
 """Both verdicts on a completed run: the gates of the client and of the analysis, run twice.
 
 Source: protocol, A-P3-5 "drain quarantine" (the preserved P10/C01 saturation run is judged again
-against 600 s) and A-P3-6 (retained telemetry is judged again by the stabilization test).
+against 600 s; a run stays usable if clean window, requests, Layer-1 accounting and Layer-2
+artefacts are otherwise valid) and A-P3-6 (retained telemetry is judged by the stabilization test).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import msgspec
 
 from opprof.adjudication.kept import Kept, facts_of, read_kept
 from opprof.analysis.gates import invalidates
-from opprof.analysis.inputs import RunInputs, read_inputs
-from opprof.analysis.layer1 import read_layer1
+from opprof.analysis.inputs import read_inputs
 from opprof.analysis.provenance import identity, provenance
+from opprof.analysis.run import analyze_run
 from opprof.artifacts.adjudication import Adjudication, AmendmentName, ChangedGate, Verdict
 from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.run import Result
@@ -56,9 +57,9 @@ def rejudge(root: Path, old: Protocol, new: Protocol) -> Adjudication:
             f"was measured under protocol {str(measured_under)[:12]}, not {old.sha256[:12]}",
             path=root / "client" / "result.json",
         )
-    before = _judge(kept, inputs, root, old, [])
+    before = _judge(kept, root, old, [])
     missing = _not_reproduced(kept.result, before)
-    after = _judge(kept, inputs, root, new, missing)
+    after = _judge(kept, root, new, missing)
     mapping = new.file.mapping.pinned
     run = msgspec.structs.replace(
         identity(inputs, new), drain_quarantined=after.verdict.drain_quarantined
@@ -79,9 +80,7 @@ def rejudge(root: Path, old: Protocol, new: Protocol) -> Adjudication:
     )
 
 
-def _judge(
-    kept: Kept, inputs: RunInputs, root: Path, protocol: Protocol, missing: list[str]
-) -> _Judged:
+def _judge(kept: Kept, root: Path, protocol: Protocol, missing: list[str]) -> _Judged:
     row = protocol.pattern(kept.timeline.pattern)
     facts = facts_of(kept, root, protocol)
     rule = "completions" if row is None else row.warmup_rule
@@ -90,9 +89,11 @@ def _judge(
     ]
     flags = [reason for reason in kept.result.reasons if reason.startswith(_RED_FLAG)]
     client_reasons = [*failed_reasons(client), *flags, *missing]
-    analysis = list(read_layer1(inputs, protocol).gates)
-    lost = [gate for gate in analysis if invalidates(gate) == "run"]
-    reasons = [*client_reasons, *(f"analysis: {line}" for line in failed_reasons(lost))]
+    # A-P3-5: "otherwise valid" speaks of Layer 1 and of Layer 2, so the windows are read again too.
+    found = analyze_run(root, protocol).sanity
+    lost = [gate for gate in found.gates if invalidates(gate) != "nothing"]
+    lines = [*failed_reasons(lost), *(f"{_RED_FLAG}{flag}" for flag in found.red_flags)]
+    reasons = [*client_reasons, *(f"analysis: {line}" for line in lines)]
     return _Judged(
         Verdict(
             protocol_id=protocol.file.id,
@@ -101,7 +102,7 @@ def _judge(
             reasons=reasons,
             drain_quarantined=facts.ending.drain_over_budget,
             client_gates=client,
-            analysis_gates=analysis,
+            analysis_gates=found.gates,
         ),
         client_reasons,
     )

@@ -1,7 +1,7 @@
 """A later verdict on kept raw data, beside the earlier one (A-P3-5 drain quarantine, A-P3-6).
 
 Format history
-    schema 1    first.
+    schema 1    first. ``analysis_gates`` hold the profile windows' gates too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     protocol_id: str
     protocol_sha256: Sha256
     accepted: bool
-    """By client and analysis together."""
+    """By client and whole analysis together, profile windows included; nothing that happened on the
+    machine (clocks, processes, GPU memory) is judged by it."""
     reasons: list[str]
     """One line a failed gate that costs the run its acceptance."""
     drain_quarantined: bool

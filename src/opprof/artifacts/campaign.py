@@ -129,7 +129,7 @@ class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
     source_hashes: dict[str, Sha256]
     """What the attempt was made from: protocol, manifest, code, client, launch configuration."""
     checks: dict[str, Gate]
-    """By :data:`CheckName`."""
+    """By :data:`CheckName`, and every further gate of the controller that failed."""
     reason: str = ""
     fault: Literal["", "infrastructure", "semantic", "interrupted"] = ""
     """Only an infrastructure or profile-artefact fault allows the one exact rerun."""

@@ -23,6 +23,7 @@ from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
 from opprof.files import sync_folder, write_atomic
+from opprof.integrity.adjudicated import JUDGED_AGAIN
 from opprof.integrity.provenance import record_protocol
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.amend import added_amendments
@@ -149,6 +150,7 @@ def _adjudicate(
     # What the campaign itself declares costs no run its place in it.
     declared = tuple(f"analysis: {gate}" for gate in declared_by(store.campaign()))
     reasons = [reason for reason in after.reasons if not (declared and reason.startswith(declared))]
+    reasons += standing_failures(attempt, stored_accepted=found.stored_accepted)
     verdict = Adjudication(new.sha256, name, not reasons, reasons, relative)
     record = msgspec.structs.replace(
         record,
@@ -157,6 +159,16 @@ def _adjudicate(
     )
     store.save(record)
     return verdict
+
+
+def standing_failures(attempt: Attempt, *, stored_accepted: bool) -> list[str]:
+    """Return the failed checks that no kept raw data can pass: what happened on the machine."""
+    bad = {name: gate for name, gate in attempt.checks.items() if gate.outcome == "fail"}
+    if not stored_accepted:
+        # The client's verdict is judged again; a client that accepted failed in another way.
+        bad.pop("client", None)
+    bad = {name: gate for name, gate in bad.items() if name == "client" or name not in JUDGED_AGAIN}
+    return [f"stands: {name}: {gate.reason}" for name, gate in bad.items()]
 
 
 def _measured_under(store: Store, attempt: Attempt) -> Protocol:

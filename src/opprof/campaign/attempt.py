@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from opprof.artifacts.campaign import Campaign, CheckName, Phase, ProcessRecord, Slot, Stop
+from opprof.artifacts.campaign import Campaign, Phase, ProcessRecord, Slot, Stop
 from opprof.artifacts.common import Gate
 from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.environment import ModelFingerprint, Versions
@@ -74,7 +74,8 @@ class AttemptSpec(Struct, frozen=True, forbid_unknown_fields=True):
 class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
     """How an attempt ended."""
 
-    checks: dict[CheckName, Gate]
+    checks: dict[str, Gate]
+    """The seven (``CheckName``), and every further gate that failed."""
     reason: str
     """Empty for a complete attempt."""
     fault: Fault

@@ -60,7 +60,7 @@ def outcome_of(
     log = Path(f"{spec.logs}.client.log")
     told = _facts(spec, folder, own)
     by_name = {gate.name: gate for gate in own}
-    found: dict[CheckName, Gate] = {
+    found: dict[str, Gate] = {
         "client": _client(facts, result, log, clean_failure=told.clean_failure),
         "layer1": _analysis_gates("layer1", spec, facts, folder / "analysis" / "layer1.json"),
         "layer2": _layer2(spec, protocol, facts, folder, unrepresentative=told.unrepresentative),
@@ -69,9 +69,9 @@ def outcome_of(
         "clock_load": by_name["clock_load"],
         "gpu_memory": by_name["gpu_memory"],
     }
-    further = [gate for gate in own if gate.outcome == "fail" and gate.name not in found]
+    # Beside the seven, whatever else failed: a later verdict must know of it.
+    found |= {gate.name: gate for gate in own if gate.outcome == "fail" and gate.name not in found}
     failed = [f"{name}: {gate.reason}" for name, gate in found.items() if gate.outcome == "fail"]
-    failed += [f"{gate.name}: {gate.reason}" for gate in further]
     reason = facts.fault or "; ".join(failed)
     stops = judge_run(
         told,

@@ -159,22 +159,27 @@ def say(text: str) -> None:
     print(f"{iso(time.time_ns())} {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def release_stop(folder: Path, reviewed: str) -> None:
-    """Release a hard stop that somebody has looked at; nothing where none is.
+def check_review(folder: Path, reviewed: str) -> None:
+    """See to it that a hard stop has been looked at, before anything is changed.
 
     Raises:
         StateConflict: a stop waits for review and no review is given.
     """
-    store = Store(folder, wall_ns=time.time_ns)
-    found = store.stop()
-    if found is None:
-        return
-    if not reviewed.strip():
+    found = Store(folder, wall_ns=time.time_ns).stop()
+    if found is not None and not reviewed.strip():
         raise StateConflict(
             f"hard stop {found.condition} ({found.name}) waits for review: {found.reason}; "
             "release it with --reviewed TEXT",
             path=folder,
         )
+
+
+def release_stop(folder: Path, reviewed: str) -> None:
+    """Release a hard stop that somebody has looked at; nothing where none is."""
+    store = Store(folder, wall_ns=time.time_ns)
+    found = store.stop()
+    if found is None:
+        return
     with campaign_lock(folder):
         store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
         store.archive_stop()

@@ -101,16 +101,17 @@ def resume(
     reviewed: str,
 ) -> None:
     """Go on from the fresh-server boundary of whatever is not complete."""
-    from opprof.campaign.life import amend, release_stop
+    from opprof.campaign.life import amend, check_review, release_stop
     from opprof.campaign.options import make_sources, sources_from_log
 
     folder = folder.absolute()
     sources = make_sources(private, manifests)
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
-    release_stop(folder, reviewed)
+    check_review(folder, reviewed)
     if amended is not None:
         amend(folder, amended.absolute())
+    release_stop(folder, reviewed)
     _launch(folder, sources, foreground)
 
 
