@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from opprof.campaign.colocation_gate import (
 from opprof.errors import InputError, StateConflict
 from opprof.protocol.model import ProtocolFile
 
-SHA = "a" * 64
+SHA, OWN = "a" * 64, "b" * 64
 SHARES = {"moe_gemm": 0.5, "attention": 0.3, "norm_elementwise": 0.1, "sampler": 0.05}
 
 
@@ -41,8 +42,8 @@ def run(rps: float | None = 10.0, **changes: Any) -> TargetRun:
         "reasons": (),
         "completed_rps": rps,
         "manifest_sha256": SHA,
-        "result_sha256": "b" * 64,
-        "rate_source_sha256": "b" * 64,
+        "result_sha256": OWN,
+        "rate_source_sha256": OWN,
         "needed_ns": (100, 900),
         **changes,
     }
@@ -81,7 +82,21 @@ def facts(regime: str, **changes: Any) -> RegimeFacts:
         "inputs": {f"colocation/{regime}/result.json": SHA},
         **changes,
     }
+    for name in ("saturation", "moderate"):
+        fields[name] = named(fields[name], regime, name)
     return RegimeFacts(**fields)
+
+
+def named(target: TargetRun | None, regime: str, name: str) -> TargetRun | None:
+    """Give a target's result, and the one behind its rate, the hashes of their own files."""
+    if target is None or target.result_sha256 != OWN:
+        return target
+    source = target.rate_source_sha256
+    return replace(
+        target,
+        result_sha256=f"{regime} {name}",
+        rate_source_sha256=f"{regime} saturation" if source == OWN else source,
+    )
 
 
 def decide(*measured: RegimeFacts, gpus: int = 8) -> ColocationGate:
@@ -314,6 +329,31 @@ def binding(**changes: Any) -> PlaceBinding:
         **changes,
     }
     return PlaceBinding(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"windows": (window({**SHARES, "sampler": -0.01}),)}, "negative: family_share"),
+        ({"windows": (window({**SHARES, "sampler": 1.5}),)}, "ratio_out_of_bounds: family_share"),
+        ({"moderate": run(result_sha256="c", rate_source_sha256="eight saturation")}, "identical"),
+    ],
+)
+def test_a_red_flag_authorises_nothing(changes: dict[str, Any], flag: str) -> None:
+    solo = facts("solo", moderate=run(result_sha256="c", rate_source_sha256="solo saturation"))
+    found = decide(solo, facts("eight", **changes))
+    assert found.outcome == "stop" and found.authorised_width == 1
+    assert found.reason.startswith("red flag: ") and flag in found.reason
+    assert next_regime(phase3(), host(), found) == "done"
+    # Neither does a gate that somebody edited to say otherwise.
+    edited = msgspec.structs.replace(found, outcome="eight", authorised_width=8)
+    with pytest.raises(StateConflict, match="has a red flag"):
+        authorised_width(edited, phase3(), binding())
+
+
+def test_a_simulated_engine_may_measure_the_same_twice() -> None:
+    same = {"moderate": run(result_sha256="c", rate_source_sha256="x"), "simulated": True}
+    assert decide(facts("solo", **same), facts("eight", **same)).sanity.red_flags == []
 
 
 def test_what_a_gate_authorises() -> None:

@@ -107,7 +107,7 @@ def measured(campaign: Path, both: tuple[Round, Round], rps: float, moe: float) 
     calibration, moderate = both
     source = put(
         campaign / calibration.target.folder / "client/result.json",
-        result("P05", "saturation", 20.0),
+        result("P05", "saturation", 2 * rps),
     )
     put(
         campaign / calibration.target.folder / "client/timeline.json",

@@ -144,7 +144,12 @@ def test_marks_evidence_of_p10_and_sanity_reach_the_page(
     assert "normalized_drift: 0.031" in warm[3].sub
     states = table(page_of(decision), "decision-run-states").rows
     assert "drain quarantined" in next(r for r in states if r[0].text.startswith("P04"))[4].text
-    assert table(page_of(decision), "sanity-decision").rows
+    parts = {row[0].text for row in table(page_of(decision), "sanity-decision").rows}
+    assert parts == {"decision", *(f"mapping {name}" for name in decision.alternatives)}
+    for other in decision.alternatives.values():
+        assert other.sanity is not None and other.sanity.red_flags == []
+        names = [family.name for family in other.sanity.families]
+        assert names == ["gap", "permutation_p", "holm_p", "exact_p", "tau_b", "family_share"]
     for note in decision.notes:
         assert note.split(".")[0].replace("'", "&#39;") in text
 

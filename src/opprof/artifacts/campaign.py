@@ -1,7 +1,7 @@
 """A campaign directory: what was started, where every run stands, what it cost (A-P3-1 to -4).
 
 Format history
-    schema 1    first.
+    schema 1    first. Added since: an attempt's ``sanity``.
 
 ``<campaign>/campaign.json`` is immutable; ``state/<run>.json`` holds one :class:`RunRecord` a
 planned run and is replaced whole (write, fsync, rename); ``ledger.jsonl`` grows by one
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from opprof.artifacts.common import Gate, Sha256
+from opprof.artifacts.common import Gate, SanityBlock, Sha256
 from opprof.artifacts.run import LoadPoint, Role
 
 SCHEMA = 1
@@ -136,6 +136,9 @@ class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
     gpu_seconds: Seconds = 0.0
     signal_wall_ns: WallNs | None = None
     """When the server was told to end."""
+    sanity: SanityBlock | None = None
+    """Over this record's own numbers; null until the attempt was judged, and where nobody saw it
+    end. A red flag fails the attempt."""
 
 
 class Adjudication(Struct, frozen=True, forbid_unknown_fields=True):

@@ -173,6 +173,8 @@ class TableVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     tau: list[TauPair]
     rankings: list[WindowRanking] = []
     """Places of the families in every primary window, ties within one point shared."""
+    sanity: SanityBlock | None = None
+    """Over this table's own numbers; null in decisions that were written before tables had one."""
 
 
 class H1aEvidence(Struct, frozen=True, forbid_unknown_fields=True):

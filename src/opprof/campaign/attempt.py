@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from opprof.artifacts.campaign import Campaign, Phase, ProcessRecord, Slot, Stop
-from opprof.artifacts.common import Gate
+from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.environment import ModelFingerprint, Versions
 from opprof.artifacts.run import LoadPoint, Role
@@ -89,6 +89,8 @@ class Outcome(Struct, frozen=True, forbid_unknown_fields=True):
     clean_failure: bool = False
     """A request of the clean window failed."""
     unrepresentative: bool = False
+    sanity: SanityBlock | None = None
+    """Over the state's own numbers; the controller adds it (:mod:`opprof.campaign.audit`)."""
 
 
 @dataclass

@@ -205,7 +205,7 @@ def next_regime(
         return "done"
     if gate is None:
         return "solo"
-    solo_bad = any(each.outcome != "pass" for each in gate.solo_gates)
+    solo_bad = any(each.outcome != "pass" for each in gate.solo_gates) or gate.sanity.red_flags
     if solo_bad or any(each.outcome != "fail" for each in gate.regimes):
         return "done"
     measured = {each.regime for each in gate.regimes}
@@ -242,8 +242,8 @@ def authorised_width(
     check has not been made, nor where the protocol defines none.
 
     Raises:
-        StateConflict: there is no gate, it says stop, or it belongs to another protocol, host,
-            engine or time scale.
+        StateConflict: there is no gate, it says stop, has a red flag, or belongs to another
+            protocol, host, engine or time scale.
     """
     if not needs_gate(protocol, binding.host, serial=serial):
         return 1
@@ -260,6 +260,8 @@ def authorised_width(
     differences = _differences(gate, binding)
     if differences:
         raise StateConflict(f"the co-location gate is of another {', another '.join(differences)}")
+    if gate.sanity.red_flags:
+        raise StateConflict(f"the co-location gate has a red flag: {gate.sanity.red_flags[0]}")
     if gate.outcome == "stop":
         raise StateConflict(f"the co-location gate stops the campaign for review: {gate.reason}")
     return min(gate.authorised_width, len(binding.host.gpus), protocol.placement.gpus)

@@ -119,7 +119,11 @@ def decide_colocation(
         for regime in placeable(protocol, context.host)
         if regime in by_regime
     ]
+    sanity = _sanity(facts)
     outcome, reason = _outcome(protocol, context.host, solo_gates, verdicts)
+    if sanity.red_flags:
+        # Nothing is authorised by data that cannot be true ("Data sanity block contract").
+        outcome, reason = "stop", f"red flag: {'; '.join(sanity.red_flags)}"
     width = 1 if outcome == "stop" else regime_width(rule, outcome)
     uuids = [gpu.uuid for gpu in context.host.gpus]
     used = max((verdict.width for verdict in verdicts), default=1)
@@ -148,7 +152,7 @@ def decide_colocation(
         code_sha256=context.code_sha256,
         created_wall_ns=context.wall_ns,
         simulated=any(each.simulated for each in facts),
-        sanity=_sanity(facts),
+        sanity=sanity,
     )
 
 
@@ -377,7 +381,22 @@ def _sanity(facts: Sequence[RegimeFacts]) -> SanityBlock:
             unit="ratio",
         ),
     ]
-    return block(families, [])
+    return block(families, _copies(facts))
+
+
+def _copies(facts: Sequence[RegimeFacts]) -> list[str]:
+    """Flag one result under two names; a simulated engine may give the very same one twice."""
+    seen: dict[str, str] = {}
+    flags = []
+    for each in facts:
+        for name, run in (("saturation", each.saturation), ("moderate", each.moderate)):
+            if run is None or each.simulated:
+                continue
+            label = f"{each.regime} {name}"
+            other = seen.setdefault(run.result_sha256, label)
+            if other != label:
+                flags.append(f"identical: the results of {other} and {label} are one file")
+    return flags
 
 
 def _rps(run: TargetRun | None) -> float | None:

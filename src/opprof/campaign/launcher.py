@@ -16,6 +16,7 @@ from opprof.artifacts.campaign import Campaign, RunRecord, Slot
 from opprof.artifacts.engine import EngineReport
 from opprof.campaign import state, tally
 from opprof.campaign.attempt import AttemptSpec, Halt, Meeting, Outcome, PlaceLost, RunExecutor
+from opprof.campaign.audit import audited
 from opprof.campaign.binding import Binding
 from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.engine_checks import first_engine
@@ -100,7 +101,11 @@ class Launcher:
             raise
         finally:
             del self._active[record.run]
-        return journal.record, outcome
+        record = journal.record
+        assert record.attempt is not None
+        return record, audited(
+            record.run, record.attempt, outcome, binding.protocol.file, wall_ns=store.wall_ns()
+        )
 
     def finish(self, record: RunRecord, outcome: Outcome) -> RunRecord:
         """Bring an executed attempt to ``complete`` or ``failed``, and pay for it."""

@@ -105,7 +105,11 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
     assert record.attempt is not None
     cost = attempt_cost(record.attempt)
     attempt = msgspec.structs.replace(
-        record.attempt, checks=outcome.checks, reason=outcome.reason, gpu_seconds=cost.gpu_s
+        record.attempt,
+        checks=outcome.checks,
+        reason=outcome.reason,
+        gpu_seconds=cost.gpu_s,
+        sanity=outcome.sanity,
     )
     record = msgspec.structs.replace(
         with_attempt(record, attempt),

@@ -184,6 +184,15 @@ def condition_10(facts: RunFacts, wall_ns: int) -> Stop | None:
     return _by_gates(10, facts, wall_ns, reasons=facts.red_flags, numbers=numbers)
 
 
+def red_flag_stop(
+    run: str, flags: list[str], protocol: ProtocolFile, *, wall_ns: int
+) -> list[Stop]:
+    """Condition 10 for a sanity block that is no part of the run's own artefacts."""
+    if not flags or not applies(protocol, 10):
+        return []
+    return [_stop(10, run, flags, {"red_flags": len(flags)}, wall_ns)]
+
+
 def quarantine_share(matrix: MatrixFacts, gates: Gates, wall_ns: int) -> Stop | None:
     """More than the protocol's share of measured runs are drain-quarantined (A-P3-5)."""
     return _share(

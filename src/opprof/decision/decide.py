@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from opprof.artifacts.common import Provenance
 from opprof.artifacts.comparison import Comparison
 from opprof.artifacts.decision import (
@@ -32,7 +34,7 @@ from opprof.decision.interference import CellFit, fit_group, fit_record
 from opprof.decision.metrics import BOOTSTRAPPED_WASTE, FACTORIAL, SIGNED
 from opprof.decision.null import null_evidence
 from opprof.decision.resample import Resampled, ResampleTask, resample_many
-from opprof.decision.sanity import sanity_block
+from opprof.decision.sanity import sanity_block, table_sanity
 from opprof.decision.series import CleanSeries, Missing
 from opprof.protocol import Protocol
 
@@ -213,7 +215,7 @@ def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict
     table = h1a.table_of(comparison, version)
     load = matrix.file.load
     primary = (load.primary_config, load.primary_load_point, "primary")
-    return TableVerdict(
+    found = TableVerdict(
         mapping_version=version,
         mapping_sha256=table.mapping_sha256,
         tested=sum(1 for item in comparisons if item.holm_p is not None),
@@ -226,6 +228,7 @@ def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict
             row for row in table.windows if (row.config, row.load_point, row.role) == primary
         ],
     )
+    return msgspec.structs.replace(found, sanity=table_sanity(found))
 
 
 def _h1a_evidence(comparison: Comparison, main: TableVerdict, matrix: Matrix) -> H1aEvidence:

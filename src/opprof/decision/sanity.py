@@ -23,13 +23,7 @@ def sanity_block(
     table: TableVerdict, contrasts: Sequence[Contrast], intervals: Sequence[RunIntervals]
 ) -> SanityBlock:
     """Summarise every numeric family of the decision and flag what cannot be true."""
-    gaps = [gap for item in table.comparisons for gap in (*item.gaps_p, *item.gaps_q)]
-    families = [
-        _family("gap", gaps, signed=True),
-        _family("permutation_p", [item.permutation_p for item in table.comparisons]),
-        _family("holm_p", [item.holm_p for item in table.comparisons]),
-        _family("exact_p", [item.exact_p for item in table.comparisons]),
-    ]
+    families = _table_families(table)
     metrics = [metric for contrast in contrasts for metric in contrast.metrics]
     for name in dict.fromkeys(metric.metric for metric in metrics):
         values = [metric.difference for metric in metrics if metric.metric == name]
@@ -40,6 +34,25 @@ def sanity_block(
             found.setdefault(name, []).append(estimate.value)
     families += [_family(name, values, signed=name in SIGNED) for name, values in found.items()]
     return SanityBlock(families, _red_flags(families) + _copies(families))
+
+
+def table_sanity(table: TableVerdict) -> SanityBlock:
+    """Summarise one mapping table's numbers alone, and flag what cannot be true of them."""
+    families = _table_families(table)
+    return SanityBlock(families, _red_flags(families))
+
+
+def _table_families(table: TableVerdict) -> list[SanityFamily]:
+    gaps = [gap for item in table.comparisons for gap in (*item.gaps_p, *item.gaps_q)]
+    shares = [part.share for row in table.rankings for part in row.families.values()]
+    return [
+        _family("gap", gaps, signed=True),
+        _family("permutation_p", [item.permutation_p for item in table.comparisons]),
+        _family("holm_p", [item.holm_p for item in table.comparisons]),
+        _family("exact_p", [item.exact_p for item in table.comparisons]),
+        _family("tau_b", [row.tau_b for row in table.tau], signed=True),
+        _family("family_share", shares),
+    ]
 
 
 def _copies(families: Sequence[SanityFamily]) -> list[str]:
@@ -57,7 +70,7 @@ def _copies(families: Sequence[SanityFamily]) -> list[str]:
 def _red_flags(families: Sequence[SanityFamily]) -> list[str]:
     flags = []
     for family in families:
-        bounded = family.name in _RATIOS or family.name.endswith("_p")
+        bounded = family.name in _RATIOS or family.name.endswith(("_p", "_share"))
         if family.min is not None and family.min < 0 and not family.signed:
             flags.append(f"{family.name}: negative value {family.min:g}")
         if bounded and family.max is not None and family.max > 1:
