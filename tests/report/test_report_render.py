@@ -98,6 +98,8 @@ def test_sanity_blocks_are_embedded_as_json() -> None:
     assert sanity["runs"][3]["red_flags"] == [
         "clean prefix-hit ratio 0.99 in a pattern without shared prefixes"
     ]
+    cells = sanity["cells"]
+    assert "P01 · C00" in cells and all(block["families"] for block in cells.values())
     families = {family["name"]: family for family in sanity["report"]["families"]}
     assert families["shares/x/attention"]["max"] == pytest.approx(46.0)
     assert families["throughput-table/completed"]["n"] == 5

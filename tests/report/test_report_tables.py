@@ -6,7 +6,7 @@ import msgspec
 import report_samples as samples
 
 from opprof.artifacts.common import Gate
-from opprof.report.blocks import Cell, Figure, Gates, Table, walk
+from opprof.report.blocks import Cell, Figure, Gates, Table, Text, walk
 from opprof.report.formats import NBSP
 from opprof.report.inputs import ReportInput, flags_of
 from opprof.report.page import build_page
@@ -190,6 +190,46 @@ def test_every_state_of_an_inversion_looks_different() -> None:
         for cell in line[1:]
     ]
     assert len(set(seen)) == len(states)
+
+
+def test_every_cell_ends_with_its_sanity_block() -> None:
+    assert SAMPLE.comparison is not None
+    cells = SAMPLE.comparison.cells
+    overview = TABLES["cells-table"]
+    assert len(overview.rows) == len(cells) == 5
+    for number, cell in enumerate(cells):
+        assert overview.rows[number][0].href == f"#cell-{number}-sanity"
+        block = TABLES[f"cell-{number}-sanity"]
+        assert [row[1].text for row in block.rows] == [f.name for f in cell.sanity.families]
+        figures = TABLES[f"cell-{number}-figures"]
+        assert [c.label for c in figures.columns[1:]] == list(cell.runs)
+    windows = column(overview, "windows as planned")
+    assert {cell.text for cell in windows} <= {"✓ pass", "✗ fail", "? not evaluable"}
+
+
+def test_a_cells_red_flag_stands_in_the_verdict_and_beside_the_cells() -> None:
+    assert SAMPLE.comparison is not None
+    first, *rest = SAMPLE.comparison.cells
+    block = msgspec.structs.replace(first.sanity, red_flags=["share: 1.5 is above 1"])
+    bad = msgspec.structs.replace(first, sanity=block)
+    comparison = msgspec.structs.replace(SAMPLE.comparison, cells=[bad, *rest])
+    page = build_page(msgspec.structs.replace(SAMPLE, comparison=comparison))
+    for ident in ("verdict", "cells"):
+        (section,) = [part for part in page.sections if part.ident == ident]
+        lines = [
+            line
+            for each in section.blocks
+            if isinstance(each, Text) and each.heading == "Red flags"
+            for line in each.sentences
+        ]
+        assert any("share: 1.5 is above 1" in line for line in lines), ident
+
+
+def test_without_a_comparison_there_are_no_cells() -> None:
+    page = build_page(msgspec.structs.replace(SAMPLE, comparison=None))
+    (section,) = [part for part in page.sections if part.ident == "cells"]
+    (told,) = section.blocks
+    assert isinstance(told, Text) and told.tone == "ne"
 
 
 def test_tau_matrix_is_symmetric() -> None:

@@ -7,6 +7,7 @@ from msgspec import Struct
 from opprof.artifacts.common import SanityBlock
 from opprof.artifacts.comparison import Comparison
 from opprof.report.blocks import Block, Cell, Figure, Fold, Gates, Section, Terms, Text
+from opprof.report.cells import cells_section
 from opprof.report.decision.beside import beside_part, runs_part
 from opprof.report.decision.h1a import h1a_part
 from opprof.report.decision.h1b import h1b_part
@@ -78,6 +79,7 @@ def run_sections(report: ReportInput) -> tuple[Section, ...]:
         shares_section(report),
         modes_section(report),
         ranking_section(report),
+        cells_section(report),
         load_section(report),
         steps_section(report),
         waste_section(report),
@@ -330,6 +332,11 @@ def sanity_section(report: ReportInput, own: SanityBlock) -> Section:
     if report.decision is not None:
         caption = "Sanity block of the decision"
         parts = [("decision", report.decision.sanity)]
+        parts += [
+            (f"mapping {version}", table.sanity)
+            for version, table in report.decision.alternatives.items()
+            if table.sanity is not None
+        ]
         blocks.append(Fold(caption, (runs.sanity("sanity-decision", caption, parts),)))
     table = runs.sanity("sanity-report", "Sanity block of this report", [("report", own)])
     blocks.append(

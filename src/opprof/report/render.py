@@ -22,6 +22,7 @@ from opprof.artifacts.common import Value
 from opprof.errors import EnvironmentFailure
 from opprof.files import atomic_writer
 from opprof.report.blocks import Figure, walk
+from opprof.report.cells import name_of
 from opprof.report.formats import number
 from opprof.report.inputs import ReportInput
 from opprof.report.page import Page, build_page
@@ -154,8 +155,14 @@ def _sanity(report: ReportInput, page: Page) -> dict[str, object]:
         }
         for run in report.runs
     ]
-    found = {"red_flags": page.sanity.red_flags, "runs": runs, "report": page.sanity}
-    return found if report.decision is None else {**found, "decision": report.decision.sanity}
+    found: dict[str, object] = {"red_flags": page.sanity.red_flags, "runs": runs}
+    if report.comparison is not None:
+        found["cells"] = {name_of(cell): cell.sanity for cell in report.comparison.cells}
+    if report.decision is not None:
+        tables = report.decision.alternatives
+        found["decision"] = report.decision.sanity
+        found["decision_tables"] = {name: table.sanity for name, table in tables.items()}
+    return {**found, "report": page.sanity}
 
 
 def plain(value: Value) -> str:

@@ -15,8 +15,8 @@ from opprof.report.blocks import Block, Figure, Section, Table, walk
 from opprof.report.inputs import ReportInput
 
 _SIGNED_COLUMNS = ("SMD", "I_mix")
-_SIGNED_TABLES = ("tau-", "h1a-", "h1b-", "decision-")
-"""Tables of differences: leads, contrasts, effects, deltas."""
+_SIGNED_TABLES = ("tau-", "h1a-", "h1b-", "decision-", "cell-")
+"""Tables of differences (leads, contrasts, effects, deltas), and of figures that may be signed."""
 _SHARE_SLACK = 1e-6
 """Shares are stored as doubles; their sum may miss 1 by rounding alone."""
 

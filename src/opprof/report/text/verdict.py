@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import WindowFamilies
+from opprof.report.cells import red_flags as cell_red_flags
 from opprof.report.fill import fills
 from opprof.report.formats import listing, percent, plural, points, span
 from opprof.report.inputs import ReportInput, RunView
@@ -49,6 +50,7 @@ def red_flag_sentences(report: ReportInput, own: list[str]) -> tuple[str, ...]:
     flags = [f"This report: {flag}." for flag in own]
     for run in report.runs:
         flags += [f"{run.label}: {_stop(flag)}" for flag in run.red_flags]
+    flags += [_stop(flag) for flag in cell_red_flags(report.comparison)]
     return tuple(flags)
 
 
