@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from opprof.artifacts.environment import GpuProcess, HostKind, Snapshot, Topology
 from opprof.errors import InputError
-from opprof.host import disk, machine
-from opprof.host.procfs import ProcFs
+from opprof.host import machine
+from opprof.host.local import LocalHost
 
 NO_GPU = "this host is looked at without NVML: no GPU is known on it"
 
 
-class CpuHost:
-    """:class:`~opprof.host.ports.Host` of a machine without GPUs; every list of GPUs is empty.
-
-    Args:
-        name: The host's name; the machine's own by default.
-        processes: Process table.
-    """
-
-    def __init__(self, name: str | None = None, *, processes: ProcFs | None = None) -> None:
-        self._name = platform.node() or "localhost" if name is None else name
-        self._processes = ProcFs() if processes is None else processes
-
-    @property
-    def name(self) -> str:
-        """The host's name in slots and reports."""
-        return self._name
+class CpuHost(LocalHost):
+    """:class:`~opprof.host.ports.Host` of a machine without GPUs; every list of GPUs is empty."""
 
     @property
     def kind(self) -> HostKind:
         """Always ``cpu``."""
         return "cpu"
-
-    @property
-    def processes(self) -> ProcFs:
-        """The process table."""
-        return self._processes
-
-    def boot_id(self) -> str:
-        """Return the kernel's id of this boot."""
-        return self._processes.boot_id()
 
     def topology(self) -> Topology:
         """Return NUMA nodes and CPUs; no GPUs, with the reason."""
@@ -87,14 +62,6 @@ class CpuHost:
     def driver(self) -> tuple[str | None, str | None]:
         """Return nothing: no driver is asked."""
         return None, None
-
-    def free_bytes(self, path: Path) -> int:
-        """Return the bytes that this user may still write to the file system of ``path``."""
-        return disk.free_bytes(path)
-
-    def tree_bytes(self, path: Path) -> int:
-        """Return the bytes of all files below ``path``."""
-        return disk.tree_bytes(path)
 
     def _refuse(self, gpus: Sequence[int]) -> None:
         if gpus:

@@ -7,16 +7,15 @@ their numbers to mean the same.
 
 from __future__ import annotations
 
-import platform
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from opprof.artifacts.environment import GpuDevice, GpuProcess, HostKind, Snapshot, Topology
 from opprof.errors import EnvironmentFailure, InputError
-from opprof.host import disk, machine, nvml_fields
+from opprof.host import machine, nvml_fields
+from opprof.host.local import LocalHost
 from opprof.host.nvml_library import NotTold, Nvml, import_pynvml
 from opprof.host.ownership import Ownership
 from opprof.host.procfs import ProcFs
@@ -28,7 +27,7 @@ _RUNNING = (
 )
 
 
-class NvmlHost:
+class NvmlHost(LocalHost):
     """:class:`~opprof.host.ports.Host` over NVML; safe to call from threads and after a fork.
 
     Args:
@@ -49,31 +48,16 @@ class NvmlHost:
         library: Any = None,
         processes: ProcFs | None = None,
     ) -> None:
-        self._name = platform.node() or "localhost" if name is None else name
+        super().__init__(name, processes=processes)
         self._ownership = Ownership() if ownership is None else ownership
         self._nvml = Nvml(import_pynvml() if library is None else library)
-        self._processes = ProcFs() if processes is None else processes
         self._topology: Topology | None = None
         self._lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        """The host's name in slots and reports."""
-        return self._name
 
     @property
     def kind(self) -> HostKind:
         """Always ``nvml``."""
         return "nvml"
-
-    @property
-    def processes(self) -> ProcFs:
-        """The process table."""
-        return self._processes
-
-    def boot_id(self) -> str:
-        """Return the kernel's id of this boot."""
-        return self._processes.boot_id()
 
     def topology(self) -> Topology:
         """Return GPUs, NUMA nodes and CPUs; looked up once.
@@ -134,14 +118,6 @@ class NvmlHost:
             None if version is None else nvml_fields.text(version),
             None if cuda is None else nvml_fields.cuda_version(int(cuda)),
         )
-
-    def free_bytes(self, path: Path) -> int:
-        """Return the bytes that this user may still write to the file system of ``path``."""
-        return disk.free_bytes(path)
-
-    def tree_bytes(self, path: Path) -> int:
-        """Return the bytes of all files below ``path``."""
-        return disk.tree_bytes(path)
 
     def close(self) -> None:
         """Release NVML in this process."""
