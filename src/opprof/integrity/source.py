@@ -23,7 +23,7 @@ from opprof.errors import InputError, SchemaError
 from opprof.integrity.index import GramIndex
 from opprof.integrity.normalize import MIN_CHARS, SEPARATOR, collapse
 from opprof.integrity.tree import open_plain
-from opprof.workload.scan import bounded_lines
+from opprof.workload.scan import bounded_lines, decode_line
 
 
 class _Row(msgspec.Struct):
@@ -159,7 +159,7 @@ def _take(
     if not raw.strip():
         return
     counts.requests += 1
-    row = _decode(raw, path, line)
+    row = decode_line(_row, raw, path, line)
     ids = bytes(row.prompt_token_ids)
     for literal in (bytes(row.prompt), bytes(row.messages)):
         if not literal or literal == b"null":
@@ -192,23 +192,11 @@ def _take_ids(literal: bytes, path: Path, line: int, counts: _Counts, numbers: _
             if before == line:
                 break
             if raw.strip():
-                row = _decode(raw, path, before)
+                row = decode_line(_row, raw, path, before)
                 earlier = bytes(row.prompt_token_ids) or bytes(row.prompt)
                 numbers.add(earlier.translate(None, _SPACES).strip(b"[]"), str(before))
     if not counts.plain:
         numbers.add(compact.strip(b"[]"), str(line))
-
-
-def _decode(raw: bytes, path: Path, line: int) -> _Row:
-    try:
-        return _row.decode(raw)
-    except msgspec.ValidationError as error:
-        raise SchemaError(f"no manifest line: {error}", path=path, line=line) from None
-    except msgspec.DecodeError as error:
-        cut = "" if raw.endswith(b"\n") else "the line is cut short: "
-        raise InputError(f"{cut}{error}", path=path, line=line) from None
-    except RecursionError:
-        raise InputError("nested too deeply", path=path, line=line) from None
 
 
 def _value(literal: bytes, path: Path, line: int) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from opprof.workload.write import little_endian
 MAX_LINE_BYTES = 64 << 20
 """Longest line that is read: eight times the text of the longest prompt."""
 
+T = TypeVar("T")
 _line = msgspec.json.Decoder(ManifestLineRaw)
 _ids = msgspec.json.Decoder(list[TokenId])
 _text = msgspec.json.Decoder(str)
@@ -79,7 +80,7 @@ def scan_manifest(stream: BinaryIO, path: Path) -> Scan:
     offset, first = 0, None
     for number, raw in bounded_lines(stream, path):
         digest.update(raw)
-        line = _decode(raw, path, number)
+        line = decode_line(_line, raw, path, number)
         prompt = _prompt(line, path, number)
         first = first or line
         _check_same(first, line, path, number)
@@ -110,9 +111,15 @@ def scan_manifest(stream: BinaryIO, path: Path) -> Scan:
     return Scan(index, first.pattern, first.arrival, bool(first.prompt))
 
 
-def _decode(raw: bytes, path: Path, number: int) -> ManifestLineRaw:
+def decode_line(decoder: msgspec.json.Decoder[T], raw: bytes, path: Path, number: int) -> T:
+    """Return one line of a manifest as ``decoder`` takes it.
+
+    Raises:
+        InputError: the line is cut, or no JSON that can be read.
+        SchemaError: it does not fit the decoder's type.
+    """
     try:
-        return _line.decode(raw)
+        return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise SchemaError(f"no manifest line: {error}", path=path, line=number) from None
     except msgspec.DecodeError as error:
