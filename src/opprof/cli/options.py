@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -43,6 +44,42 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(
         function
     )
+
+
+def scan_options(function: F) -> F:
+    """Add what a privacy scan is given: manifests, private folders, public text, threads."""
+    several: dict[str, Any] = {"multiple": True, "type": click.Path(path_type=Path)}
+    options = (
+        click.option(
+            "--private",
+            "manifests",
+            metavar="MANIFEST",
+            required=True,
+            help="Private manifest or its source; repeat for several, all that DIR used must be "
+            "named. None of their text may be in DIR.",
+            **several,
+        ),
+        click.option(
+            "--private-dir",
+            "private_dirs",
+            metavar="PATH",
+            help="Further private folder: its path may stand in commands.log only.",
+            **several,
+        ),
+        click.option(
+            "--public",
+            metavar="FILE",
+            help="Text that everybody may read; what it shares with a prompt is counted, not a "
+            "finding.",
+            **several,
+        ),
+        click.option(
+            "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads."
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
 def print_json(value: object) -> None:

@@ -8,7 +8,7 @@ import click
 
 from opprof.artifacts.scan import ScanReport
 from opprof.artifacts.verification import VerifyReport
-from opprof.cli.options import json_option, print_json
+from opprof.cli.options import json_option, print_json, scan_options
 from opprof.errors import InputError
 
 
@@ -21,30 +21,7 @@ from opprof.errors import InputError
     type=click.Path(path_type=Path),
     help="The archive; FILE.tar.gz.sha256 is written beside it. Nothing is overwritten.",
 )
-@click.option(
-    "--private",
-    "manifests",
-    metavar="MANIFEST",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Manifest to scan against; every private one that DIR used must be named.",
-)
-@click.option(
-    "--private-dir",
-    "private_dirs",
-    metavar="PATH",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Further private folder: its path may stand in commands.log only.",
-)
-@click.option(
-    "--public",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Text that everybody may read (see `opprof scan`).",
-)
+@scan_options
 @click.option(
     "--runs",
     metavar="DIR",
@@ -64,7 +41,6 @@ from opprof.errors import InputError
     is_flag=True,
     help="Pack although some checks could not be made; the archive lists them.",
 )
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads.")
 @json_option
 def pack(
     folder: Path,

@@ -7,37 +7,12 @@ from pathlib import Path
 import click
 
 from opprof.artifacts.scan import ScanReport
-from opprof.cli.options import json_option, print_json
+from opprof.cli.options import json_option, print_json, scan_options
 
 
 @click.command("scan")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--private",
-    "manifests",
-    metavar="MANIFEST",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Private manifest or its source; repeat for several. None of its text may be in DIR.",
-)
-@click.option(
-    "--private-dir",
-    "private_dirs",
-    metavar="PATH",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Further private folder: its path may stand in commands.log only.",
-)
-@click.option(
-    "--public",
-    "public",
-    metavar="FILE",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Text that everybody may read; what it shares with a prompt is counted, not a finding.",
-)
-@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads.")
+@scan_options
 @json_option
 def scan(
     folder: Path,
