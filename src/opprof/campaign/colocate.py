@@ -10,7 +10,6 @@ made anew, one that failed by its surroundings once more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -21,9 +20,8 @@ from opprof.campaign.attempt import Outcome
 from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
 from opprof.campaign.colocation_read import CheckedPlace, gate_of, write_gate
 from opprof.campaign.frozen import reruns_of
-from opprof.campaign.launcher import Launcher, Place
+from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import fits, reserve
-from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.meeting import RoundMeeting
 from opprof.campaign.reruns import may_rerun
 from opprof.campaign.store import Store
@@ -36,13 +34,15 @@ from opprof.protocol.model import Reruns
 class Check:
     """What the check needs of the campaign."""
 
-    store: Store
-    protocol: Protocol
-    ledger: Ledger
+    equipment: Equipment
     launcher: Launcher
     place: CheckedPlace
     port_base: int
-    say: Callable[[str], None]
+
+    @property
+    def protocol(self) -> Protocol:
+        """In force."""
+        return self.equipment.binding.protocol
 
 
 class BudgetSpent(EnvironmentFailure):
@@ -63,10 +63,12 @@ async def colocation_gate(check: Check) -> ColocationGate:
         for each in rounds(file, host, regime, check.place.pace, port_base=check.port_base):
             await _round(check, each)
         measured.append(regime)
-        now = check.store.wall_ns()
-        gate = gate_of(check.store.folder, check.protocol, measured, check.place, wall_ns=now)
-        write_gate(check.store.folder, gate)
-        check.say(f"co-location, {regime}: {gate.reason}")
+        now = check.equipment.store.wall_ns()
+        gate = gate_of(
+            check.equipment.store.folder, check.protocol, measured, check.place, wall_ns=now
+        )
+        write_gate(check.equipment.store.folder, gate)
+        check.equipment.say(f"co-location, {regime}: {gate.reason}")
     if gate is None:
         raise InputError("the host holds no co-located regime of the protocol")
     return gate
@@ -74,11 +76,13 @@ async def colocation_gate(check: Check) -> ColocationGate:
 
 async def _round(check: Check, each: Round) -> None:
     runs = [each.target, *each.backgrounds]
-    records = {run.run: _record(check.store, run, index) for index, run in enumerate(runs)}
+    records = {
+        run.run: _record(check.equipment.store, run, index) for index, run in enumerate(runs)
+    }
     if _is_settled(list(records.values()), reruns_of(check.protocol.file)):
         return
     _reserve(check, each, runs)
-    check.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")
+    check.equipment.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")
     meeting = RoundMeeting(each.target.run, [run.run for run in each.backgrounds])
     tasks = [
         asyncio.create_task(
@@ -111,18 +115,18 @@ def _is_settled(records: list[RunRecord], rule: Reruns) -> bool:
 
 def _reserve(check: Check, each: Round, runs: list[ColocationRun]) -> None:
     budget = check.protocol.file.budget
-    if not fits(check.ledger.balance, each.cost.reserved_gpu_s, budget):
+    if not fits(check.equipment.ledger.balance, each.cost.reserved_gpu_s, budget):
         raise BudgetSpent(
             f"the {each.regime} co-location round would reserve {each.cost.reserved_gpu_s:.0f}"
             f" GPU-seconds beyond the budget of {budget.gpu_hours_max:g} GPU-hours"
         )
     share = each.cost.reserved_gpu_s / len(runs)
-    check.ledger.append(
+    check.equipment.ledger.append(
         reserve(
             {run.run: (1, share) for run in runs},
             wave=0,
-            wall_ns=check.store.wall_ns(),
-            simulated=check.ledger.simulated,
+            wall_ns=check.equipment.store.wall_ns(),
+            simulated=check.equipment.ledger.simulated,
         )
     )
 

@@ -21,21 +21,17 @@ from opprof.adjudication.write import RESULT
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
 from opprof.artifacts.environment import Topology
 from opprof.campaign import tally
-from opprof.campaign.attempt import PlaceLost, RunExecutor
-from opprof.campaign.binding import Binding
+from opprof.campaign.attempt import PlaceLost
 from opprof.campaign.colocate import BudgetSpent, Check, colocation_gate
 from opprof.campaign.colocation import PlaceBinding, authorised_width
 from opprof.campaign.colocation_read import CheckedPlace
 from opprof.campaign.frozen import applies
 from opprof.campaign.hosts import needs_check, placed, without_host
-from opprof.campaign.launcher import Launcher, Place
+from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
-from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.naming import run_name
-from opprof.campaign.options import Options, Sources, options_of
-from opprof.campaign.site import SiteFacts
+from opprof.campaign.options import Options, options_of
 from opprof.campaign.stops import NAMES, judge_matrix
-from opprof.campaign.store import Store
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
 from opprof.errors import EnvironmentFailure
 from opprof.host.ports import Host
@@ -61,31 +57,24 @@ class Controller:
 
     def __init__(
         self,
-        store: Store,
-        binding: Binding,
-        sources: Sources,
-        executor: RunExecutor,
+        equipment: Equipment,
         host: Host,
         hosts: Sequence[Topology],
-        ledger: Ledger,
         record: ControllerRecord,
-        site: SiteFacts,
         *,
         holds_lock: Callable[[], bool],
-        say: Callable[[str], None],
     ) -> None:
-        self._store, self._binding, self._sources = store, binding, sources
-        self._campaign: Campaign = store.campaign()
+        self._equipment, self._store = equipment, equipment.store
+        self._protocol, self._ledger = equipment.binding.protocol, equipment.ledger
+        self._campaign: Campaign = equipment.store.campaign()
         self._options: Options = options_of(self._campaign)
-        self._ledger, self._host, self._hosts = ledger, host, hosts
-        self._record, self._holds_lock, self._say = record, holds_lock, say
+        self._host, self._hosts = host, hosts
+        self._record, self._holds_lock, self._say = record, holds_lock, equipment.say
         self._ending = Ending()
         self._where: Where | None = None
         """What may be used now; None before it is authorised."""
-        self._launcher = Launcher(
-            store, binding, sources, executor, ledger, site, why=self._why, say=say
-        )
-        self._placed = placed(binding.protocol.file, self._options)
+        self._launcher = Launcher(equipment, why=self._why)
+        self._placed = placed(self._protocol.file, self._options)
         self._lanes: list[asyncio.Task[Any]] = []
 
     # -------------------------------------------------------------------------- life
@@ -177,15 +166,7 @@ class Controller:
         if self._over:
             return None
         place = CheckedPlace(host, self._campaign.engine, self._engine_version, self._launcher.pace)
-        check = Check(
-            self._store,
-            self._binding.protocol,
-            self._ledger,
-            self._launcher,
-            place,
-            base,
-            self._say,
-        )
+        check = Check(self._equipment, self._launcher, place, base)
         task = asyncio.create_task(colocation_gate(check))
         self._lanes = [task]
         try:
@@ -201,7 +182,7 @@ class Controller:
             self._stop_matrix(self._stop(0, "co-location gate", gate.reason))
             return None
         bound = PlaceBinding(
-            {self._binding.protocol.sha256},
+            {self._protocol.sha256},
             host,
             self._campaign.engine,
             self._engine_version,
@@ -219,7 +200,7 @@ class Controller:
     def _engine_version(self) -> str:
         if self._campaign.simulated:
             return __version__
-        return self._binding.protocol.file.pinned.engine_version
+        return self._protocol.file.pinned.engine_version
 
     async def _burn_in(self, host: Topology, config: str, base: int) -> None:
         """Warm the caches of the check's configuration, so that its solo run has no cold start."""
@@ -289,7 +270,7 @@ class Controller:
 
     async def _lane(self, lane: Lane) -> None:
         while not self._over and self._holds(lane.slot.host):
-            run = next_in_lane(lane, self._planned(), self._binding.protocol.file)
+            run = next_in_lane(lane, self._planned(), self._protocol.file)
             if run is None:
                 return
             await self._one(self._store.run(run), lane.slot)
@@ -343,18 +324,18 @@ class Controller:
             finished=finished,
             host=self._host,
             folder=self._store.folder,
-            private=self._sources.private,
+            private=self._equipment.sources.private,
             gpu_seconds=self._spent_gpu_s(),
         )
-        return judge_matrix(facts, self._binding.protocol.file, wall_ns=self._store.wall_ns())
+        return judge_matrix(facts, self._protocol.file, wall_ns=self._store.wall_ns())
 
     def _spent_gpu_s(self) -> float:
         return self._ledger.balance.consumed_ns / 1e9 + self._launcher.running_gpu_s()
 
     def _over_budget(self) -> Stop | None:
         """Attempts under way may overrun what was reserved for them, but never the cap."""
-        budget = self._binding.protocol.file.budget
-        if not applies(self._binding.protocol.file, BUDGET_CONDITION):
+        budget = self._protocol.file.budget
+        if not applies(self._protocol.file, BUDGET_CONDITION):
             return None
         if not self._launcher.busy or self._ending.stop is not None:
             return None
@@ -367,7 +348,7 @@ class Controller:
 
     def _budget_stop(self, reason: str, numbers: Mapping[str, object] | None = None) -> Stop:
         """No wave goes over the cap of [budget], whether the protocol lists condition 9 or not."""
-        listed = applies(self._binding.protocol.file, BUDGET_CONDITION)
+        listed = applies(self._protocol.file, BUDGET_CONDITION)
         condition = BUDGET_CONDITION if listed else 0
         return self._stop(condition, NAMES[BUDGET_CONDITION], reason, numbers)
 

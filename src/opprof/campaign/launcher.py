@@ -43,29 +43,35 @@ class Place:
     meeting: Meeting | None = None
 
 
-class Launcher:
-    """See the module."""
+@dataclass(frozen=True)
+class Equipment:
+    """What one life of a controller works with, in waves and in the co-location check."""
 
-    def __init__(
-        self,
-        store: Store,
-        binding: Binding,
-        sources: Sources,
-        executor: RunExecutor,
-        ledger: Ledger,
-        site: SiteFacts,
-        *,
-        why: Callable[[], str],
-        say: Callable[[str], None],
-    ) -> None:
-        self._store, self._binding, self._sources = store, binding, sources
-        self._campaign: Campaign = store.campaign()
+    store: Store
+    binding: Binding
+    sources: Sources
+    executor: RunExecutor
+    ledger: Ledger
+    site: SiteFacts
+    say: Callable[[str], None]
+
+
+class Launcher:
+    """See the module.
+
+    Args:
+        equipment: of the controller's life.
+        why: Says why attempts that are cancelled now are.
+    """
+
+    def __init__(self, equipment: Equipment, *, why: Callable[[], str]) -> None:
+        self._equipment, self._why = equipment, why
+        self._store, self._ledger, self._say = equipment.store, equipment.ledger, equipment.say
+        self._campaign: Campaign = equipment.store.campaign()
         self._options: Options = options_of(self._campaign)
-        self._executor, self._ledger = executor, ledger
-        self._site, self._why, self._say = site, why, say
         self._active: dict[str, StoreJournal] = {}
         self.halt = Halt()
-        self.pace = pace_of(binding.protocol.file, self._campaign.time_scale)
+        self.pace = pace_of(equipment.binding.protocol.file, self._campaign.time_scale)
 
     @property
     def busy(self) -> bool:
@@ -80,7 +86,7 @@ class Launcher:
         Raises:
             asyncio.CancelledError, EnvironmentFailure: it was recorded as broken off.
         """
-        binding, store = self._binding, self._store
+        binding, store = self._equipment.binding, self._store
         hashes = binding.source_hashes(record.pattern, record.config)
         record = state.begin_attempt(
             store, record, self._slot(slot), hashes, folder=place.folder, wall_ns=store.wall_ns()
@@ -90,7 +96,9 @@ class Launcher:
         self._say(f"{record.run}: attempt {spec.number} begins")
         self._active[record.run] = journal
         try:
-            outcome = await self._executor.execute(spec, journal, self.halt, place.meeting)
+            outcome = await self._equipment.executor.execute(
+                spec, journal, self.halt, place.meeting
+            )
         except PlaceLost as error:
             sha256 = binding.protocol.sha256
             self.pay(state.interrupt(store, journal.record, str(error), sha256, "infrastructure"))
@@ -109,7 +117,8 @@ class Launcher:
 
     def finish(self, record: RunRecord, outcome: Outcome) -> RunRecord:
         """Bring an executed attempt to ``complete`` or ``failed``, and pay for it."""
-        record = state.finish(self._store, record, outcome, self._binding.protocol.sha256)
+        sha256 = self._equipment.binding.protocol.sha256
+        record = state.finish(self._store, record, outcome, sha256)
         self.pay(record)
         return record
 
@@ -168,7 +177,9 @@ class Launcher:
         return None, None
 
     def _spec(self, record: RunRecord, place: Place) -> AttemptSpec:
-        campaign, binding, folder = self._campaign, self._binding, self._store.folder
+        campaign, folder = self._campaign, self._store.folder
+        equipment = self._equipment
+        binding, sources, site = equipment.binding, equipment.sources, equipment.site
         launch = binding.launches[record.config]
         attempt = record.attempt
         assert attempt is not None and attempt.slot is not None
@@ -188,7 +199,7 @@ class Launcher:
             folder=str(folder / attempt.folder),
             logs=str(folder / "logs" / f"{record.run}.{attempt.number}"),
             protocol=str(self._store.protocol),
-            manifest=str(self._sources.manifest(record.pattern)),
+            manifest=str(sources.manifest(record.pattern)),
             manifest_sha256=campaign.manifests[record.pattern],
             saturation=saturation,
             launch=list(launch.words),
@@ -198,11 +209,11 @@ class Launcher:
             shutdown_timeout_s=self.pace.shutdown_timeout_s,
             expected_s=run_cost(binding.protocol.file, record, self.pace).expected_s,
             unrepresentative_before=tally.unrepresentative_before(record),
-            redacted=self._sources.names(),
+            redacted=sources.names(),
             first_engine=first,
             first_cache_key=key,
-            versions=self._site.versions,
-            model_files=self._site.model,
-            not_available=dict(self._site.missing),
+            versions=site.versions,
+            model_files=site.model,
+            not_available=dict(site.missing),
             background=place.background,
         )

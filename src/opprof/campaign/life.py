@@ -23,6 +23,7 @@ from opprof.campaign.detach import report_ready
 from opprof.campaign.executors.choose import open_executor
 from opprof.campaign.finale import conclude
 from opprof.campaign.hosts import needs_check, open_host, place_of, placed
+from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
@@ -118,19 +119,9 @@ async def _run(
     ledger.append(
         settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)
     )
-    controller = Controller(
-        store,
-        binding,
-        life.sources,
-        executor,
-        host,
-        hosts,
-        ledger,
-        record,
-        look_up(store, campaign, options, host),
-        holds_lock=life.holds_lock,
-        say=say,
-    )
+    site = look_up(store, campaign, options, host)
+    equipment = Equipment(store, binding, life.sources, executor, ledger, site, say)
+    controller = Controller(equipment, host, hosts, record, holds_lock=life.holds_lock)
     ending = await controller.run()
     code, message = _verdict(store, ending)
     if not (ending.asked or ending.stop or ending.failure):
