@@ -10,7 +10,7 @@ import pytest
 from campaign_builders import attempt
 
 from opprof.artifacts.campaign import Attempt, Stop
-from opprof.artifacts.common import Gate
+from opprof.artifacts.common import Gate, SanityBlock
 from opprof.campaign.amend import standing_failures
 from opprof.campaign.life import check_review, release_stop
 from opprof.campaign.store import Store
@@ -32,6 +32,13 @@ def test_checks_over_kept_data_are_judged_again() -> None:
 def test_what_happened_on_the_machine_stands(name: str) -> None:
     found = standing_failures(failed("client", name), stored_accepted=False)
     assert found == [f"stands: {name}: because"]
+
+
+def test_a_red_flag_of_the_state_stands() -> None:
+    block = SanityBlock([], ["negative: phase_s goes down to -1.0 s"])
+    bad = msgspec.structs.replace(failed("sanity"), sanity=block)
+    found = standing_failures(bad, stored_accepted=False)
+    assert found == ["stands: state: negative: phase_s goes down to -1.0 s"]
 
 
 def test_a_client_that_accepted_failed_in_another_way() -> None:

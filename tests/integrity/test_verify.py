@@ -148,6 +148,7 @@ def _set(**values: Any) -> Callable[[Any], None]:
         (_set(phase="failed"), "its last attempt is not"),
         (_set(number=2), "recorded as another attempt"),
         (_set(folder="runs/other"), "was never recorded"),
+        (_set(sanity={"families": [], "red_flags": ["negative: x"]}), "with a red flag"),
     ],
 )
 def test_complete_stands_only_where_everything_passed(

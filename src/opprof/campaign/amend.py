@@ -168,7 +168,10 @@ def standing_failures(attempt: Attempt, *, stored_accepted: bool) -> list[str]:
         # The client's verdict is judged again; a client that accepted failed in another way.
         bad.pop("client", None)
     bad = {name: gate for name, gate in bad.items() if name == "client" or name not in JUDGED_AGAIN}
-    return [f"stands: {name}: {gate.reason}" for name, gate in bad.items()]
+    flags = [] if attempt.sanity is None else attempt.sanity.red_flags
+    return [f"stands: {name}: {gate.reason}" for name, gate in bad.items()] + [
+        f"stands: state: {flag}" for flag in flags
+    ]
 
 
 def _measured_under(store: Store, attempt: Attempt) -> Protocol:

@@ -222,6 +222,9 @@ def _check_complete(
         else:
             # A check without an object (no window in a burn-in) is the controller's own word.
             checks.add("state", subject, "pass", "")
+    if attempt.sanity is not None and attempt.sanity.red_flags:
+        reason = f"says complete, with a red flag: {attempt.sanity.red_flags[0]}"
+        checks.add("state", subject, "fail", reason)
     record = records.get(attempt.folder)
     if record is None:
         reason = f"says complete, but {attempt.folder} was never recorded"
