@@ -29,7 +29,7 @@ def test_results_come_in_order_and_are_heard_in_order(jobs: int) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_first_failure_in_order_is_raised_whole(jobs: int) -> None:
-    with pytest.raises(InputError, match="^line -1: -1 is negative$"):
+    with pytest.raises(InputError, match=r"^line -1: -1 is negative$"):
         run_many(double, [1, -1, -2], jobs=jobs)
 
 
