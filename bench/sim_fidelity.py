@@ -5,7 +5,8 @@
 Each real run is rehearsed with its own request lengths, in its own order, at its own load, with the
 same seconds before, inside and after the clean interval; both run directories then go through the
 same analysis. Prints real, simulated and relative error of throughput, useful-token efficiency,
-mode shares, step times and family shares. ``--seeds N`` repeats with other noise.
+mode shares, step times, and family shares of the profiled steps of each mode (which modes the
+windows meet is chance). ``--seeds N`` repeats with other noise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from opprof.analysis.results import RunAnalysis
 from opprof.analysis.run import analyze_run
 from opprof.artifacts.run import RequestRecord, Timeline
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
@@ -33,6 +33,7 @@ from opprof.telemetry import find_stream, read_stream
 from opprof.workload.summary import summarize
 
 S = 1_000_000_000
+STALL_NS = S
 FAMILIES = ("moe_gemm", "attention", "dense_gemm", "norm_elementwise", "moe_router", "collective")
 
 
@@ -60,8 +61,8 @@ def manifest_of(timeline: Timeline, records: list[RequestRecord]) -> PlannedMani
     return PlannedManifest(source, summary)
 
 
-def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: int) -> RunAnalysis:
-    """Rehearse a real run and analyse it."""
+def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: int) -> None:
+    """Rehearse a real run into ``out``."""
     data = (root / "client" / "timeline.json").read_bytes()
     timeline = msgspec.json.decode(data, type=Timeline)
     lines = (root / "client" / "requests.jsonl").read_bytes().splitlines()
@@ -102,27 +103,54 @@ def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: in
         fixed_window_s=window_s,
     )
     rehearse_run(run, cost, out)
-    return analyze_run(out, protocol)
 
 
-def figures(analysis: RunAnalysis) -> dict[str, float]:
+def stalled(root: Path, timeline: Timeline) -> float:
+    """Return the share of clean time in which a step held a working engine for over a second.
+
+    A new server compiles kernels when it meets a shape for the first time; a rehearsal's never
+    does.
+    """
+    columns, lost = read_stream(find_stream(root)).columns, 0
+    clean = [i for i in timeline.intervals if i.kind == "clean"]
+    low, high = clean[0].start_mono_ns, clean[-1].end_mono_ns
+    before_ns = 0
+    for submit_ns, complete_ns in zip(
+        columns.submit_mono_ns.tolist(), columns.complete_mono_ns.tolist(), strict=True
+    ):
+        start_ns = max(submit_ns, before_ns)
+        if complete_ns - start_ns > STALL_NS:
+            lost += max(0, min(high, complete_ns) - max(low, start_ns))
+        before_ns = complete_ns
+    return lost / (high - low)
+
+
+def figures(root: Path, protocol: Protocol) -> dict[str, float]:
     """The figures that are compared."""
+    analysis = analyze_run(root, protocol)
+    data = (root / "client" / "timeline.json").read_bytes()
+    lost = stalled(root, msgspec.json.decode(data, type=Timeline))
     union, end = analysis.layer1.clean_union, analysis.layer1.end_to_end
     assert union is not None and end is not None
+    e_token = analysis.waste.e_token_per_ms or 0.0
     found = {
+        "stalled clean time": lost,
         "requests/s": end.completed_rps or 0.0,
-        "output tokens/s": end.output_tokens_per_s or 0.0,
-        "E_token /ms": analysis.waste.e_token_per_ms or 0.0,
+        "requests/s unstalled": (end.completed_rps or 0.0) / (1.0 - lost),
+        "E_token /ms": e_token,
+        "E_token /ms unstalled": e_token / (1.0 - lost),
         "TTFT p50 ms": end.from_scheduled.ttft_ms.p50 or 0.0,
         "TPOT p50 ms": end.from_scheduled.tpot_ms.p50 or 0.0,
-        "step ms": union.step_duration_ms.mean or 0.0,
+        "step p50 ms": union.step_duration_ms.p50 or 0.0,
         "decode batch": union.decode_batch.mean or 0.0,
     }
     found |= {f"mode {name}": share for name, share in union.mode_shares.items()}
-    windows = [window for window in analysis.kernels.windows if window.accepted]
-    for family in FAMILIES:
-        shares = [w.families[family].share for w in windows if family in w.families]
-        found[f"share {family}"] = statistics.fmean(shares) if shares else 0.0
+    steps = [s for w in analysis.kernels.windows if w.accepted for s in w.steps]
+    for mode in ("FULL", "PIECEWISE", "NONE"):
+        chosen = [step.families for step in steps if step.mode == mode]
+        total = sum(sum(families.values()) for families in chosen)
+        for family in FAMILIES if chosen else ():
+            found[f"share {mode} {family}"] = sum(f.get(family, 0) for f in chosen) / total
     return found
 
 
@@ -137,20 +165,23 @@ def main() -> int:
     for root in sorted(arguments.runs.iterdir()):
         if not (root / "client").is_dir():
             continue
-        real = figures(analyze_run(root, protocol))
+        real = figures(root, protocol)
         made = []
         for seed in range(1, arguments.seeds + 1):
             with tempfile.TemporaryDirectory() as folder:
-                made.append(figures(simulate(root, Path(folder) / "run", cost, protocol, seed)))
+                simulate(root, Path(folder) / "run", cost, protocol, seed)
+                made.append(figures(Path(folder) / "run", protocol))
         mark = "held out" if root.name == cost.held_out_run else "fitted"
         mark = "independent" if arguments.independent else mark
         print(f"{root.name} ({mark})")
         for name, value in real.items():
-            values = [one[name] for one in made]
+            values = [one[name] for one in made if name in one]
+            if not values:
+                continue
             mean = statistics.fmean(values)
             if not value and not mean:
                 continue
-            is_share = name.startswith(("share", "mode"))
+            is_share = name.startswith(("share", "mode", "stalled"))
             error = (
                 f"{(mean - value) * 100:+.1f} points"
                 if is_share

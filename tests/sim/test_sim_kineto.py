@@ -142,6 +142,19 @@ def test_ranks_write_one_trace_each_and_wait_for_each_other(tmp_path: Path) -> N
     assert collective[0] != collective[1] and min(collective) > 0
 
 
+def test_where_launches_are_slow_one_rank_idles_and_the_other_waits(tmp_path: Path) -> None:
+    (window,) = profile(tmp_path, ranks=2, prompt=3000, requests=400)
+    table, cost = load_table("v2"), load_cost()
+    one, two = (
+        [sum(t.ns for n, t in step.items() if n == "collective") / 1e6 for step in steps]
+        for steps in (read(path).families(table.classify) for path in window)
+    )
+    slow, fast = sorted((one, two), key=sum)
+    a, b = cost.parts["collective"]
+    # A profiled eager step is launched in some 300 ms; its kernels need 20 to 90.
+    assert max(slow) < 1.2 * (a + b * 8192) and max(fast) > 100.0
+
+
 def test_a_second_window_writes_a_second_trace(tmp_path: Path) -> None:
     windows = profile(tmp_path, windows=2, requests=900, prompt=50)
     assert len(windows) == 2 and all(read(window[0]).accepted for window in windows)

@@ -4,17 +4,22 @@ Every part is a closed form with a physical reading; ``n`` are the step's padded
 tensor-parallel size. Times are milliseconds inside the forms and integer nanoseconds outside.
 
 ==============  =========================================================================
-moe_gemm        ``a + hypot(b*E(n), c*n)/t``: reading the weights of the experts that are
-                hit, ``E(n) = X*(1 - (1 - k/X)^n)`` of ``X`` with ``k`` a token; or computing
+moe_gemm        ``a + (1 + d*(t-1))/t * hypot(b*E(n), c*n)``: reading the weights of the experts
+                that are hit, ``E(n) = X*(1 - (1 - k/X)^n)`` of ``X`` with ``k`` a token; or
+                computing. Narrower slices are less efficient (``d``)
 moe_gate        ``a + b*n``: the router's own GEMM
 dense_gemm      ``a + hypot(b, c*n)/t``: QKV and output projections
 lm_head         ``(a + b*rows)/t``
-attention       ``a + b*D + (c*U + d*S)/t + e*Q/t + f*n``: decodes, KV tokens read once (U), shared
-                KV tokens read again (S), query-context products of prefill (Q), cache writes
+attention       ``a + f*n/t + (b*D + c*U + d*S)/t`` when all are decodes: KV tokens read once
+                (U), shared ones read again (S), cache writes; with prefill among them the kernel
+                gives each decode a whole tile (``h``): ``a + f*n/t + (g*P + e*Q + h*D + c*U +
+                d*S)/t`` of P prefill tokens and Q query-context products
 moe_router      ``a + b*n``; the smallest bucket has one kernel less a layer (``small``)
-norm, sampler   ``a + b*n``, ``a + b*rows``
+norm            ``a + b*n + c*n/t``: norms, rotary and sum; the experts' activation
+sampler         ``a + b*rows``
 other           ``a`` inside graphs (copies), ``b`` outside
-collective      ``a + b*n`` for t > 1
+collective      ``a + b*n`` for t > 1: the transfer alone. A rank that waits for another's launches
+                waits inside the collective; the engine knows how long (``kineto.py``)
 ==============  =========================================================================
 """
 
@@ -75,18 +80,34 @@ class HostTimes(Struct, frozen=True, forbid_unknown_fields=True):
     launch_ms: dict[str, float]
     """Engine-thread time from a submission to its last launch, by graph mode; one process."""
     launch_worker_ms: dict[str, float]
-    """The same in a worker process (tensor parallel): the engine thread does not wait for it."""
+    """The same in a worker process (tensor parallel): the engine thread does not wait for it, the
+    worker's next launch does."""
     launch_sigma: dict[str, float]
     first_kernel_ms: float
     """From the submission to the step's first kernel on an idle GPU."""
     gap_ms: dict[str, float]
     """Time between the kernels of a step, summed, by graph mode."""
-    frontend_ms: float
-    """API server: from the socket to the scheduler's queue, and back for a token."""
-    frontend_request_ms: float
-    """API server: processor time of a new request."""
-    frontend_token_ms: float
-    """API server: processor time of a streamed token."""
+
+
+class FrontendTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The API server's loop (``opprof/rehearsal/frontend.py``); milliseconds of its processor."""
+
+    rounds: int
+    """Turns of the loop between a request's parsing and its submission."""
+    wire_ms: float
+    """Socket or pipe, each way."""
+    take_ms: float
+    """A token, taken from the engine."""
+    stream_ms: float
+    """A token, sent to the client."""
+    finish_ms: float
+    """The end of an answer."""
+    request_ms: float
+    """Parsing a request."""
+    prompt_token_ms: float
+    """Parsing a token of its prompt."""
+    submit_ms: float
+    """Handing a request to the engine."""
 
 
 class ProfilerTimes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +116,8 @@ class ProfilerTimes(Struct, frozen=True, forbid_unknown_fields=True):
     start_ms: float
     host_factor: float
     """On launches and on the time between steps while a window is open."""
+    launch_request_ms: float
+    """Further launch time of every step for each of its requests while a window is open."""
     save_step_ms: float
     save_request_ms: float
     """Writing the trace, for each request of each active step."""
@@ -134,6 +157,7 @@ class CostFile(Struct, frozen=True, forbid_unknown_fields=True):
     held_out_run: str
     parts: dict[str, Coefficients]
     host: HostTimes
+    frontend: FrontendTimes
     profiler: ProfilerTimes
     noise: NoiseModel
     residuals: dict[str, dict[str, float]]
@@ -160,8 +184,8 @@ class CostModel:
     def part_ms(self, shape: StepShape) -> dict[str, float]:
         """Return the milliseconds of every part of one step on one rank, in order of ``PARTS``."""
         parts, n, t = self.file.parts, shape.padded_tokens, self.ranks
-        a, b, c = parts["moe_gemm"]
-        moe = a + math.hypot(b * self._experts(n), c * n) / t
+        a, b, c, d = parts["moe_gemm"]
+        moe = a + math.hypot(b * self._experts(n), c * n) * (1.0 + d * (t - 1)) / t
         a, b = parts["moe_gate"]
         gate = a + b * n
         a, b, c = parts["dense_gemm"]
@@ -170,8 +194,8 @@ class CostModel:
         head = (a + b * shape.rows) / t
         a, b, small = parts["moe_router"]
         router = small if n <= SMALL_ROUTER_TOKENS else a + b * n
-        a, b = parts["norm"]
-        norm = a + b * n
+        a, b, c = parts["norm"]
+        norm = a + b * n + c * n / t
         a, b = parts["sampler"]
         sampler = a + b * shape.rows
         graph, eager = parts["other"]
@@ -184,15 +208,17 @@ class CostModel:
 
     def attention_ms(self, shape: StepShape) -> float:
         """Return the attention time, cache writes included."""
-        a, b, c, d, e, f = self.file.parts["attention"]
+        decode, mixed = self.file.parts["attention"], self.file.parts["attention_mixed"]
+        a, b, c, d, f = decode
+        t, n, decodes = self.ranks, shape.padded_tokens, shape.decodes
         shared = max(0, shape.decode_context - shape.unique_context)
-        read = c * (shape.decode_context - shared) + d * shared
-        return (
-            a
-            + b * shape.decodes
-            + (read + e * shape.prefill_product) / self.ranks
-            + f * shape.padded_tokens
-        )
+        own = shape.decode_context - shared
+        read = c * own + d * shared
+        if shape.rows == decodes:
+            return a + (f * n + b * decodes + read) / t
+        g, e, h = mixed
+        prefill = g * max(0, n - decodes) + e * shape.prefill_product
+        return a + (f * n + prefill + h * decodes + read) / t
 
     def _hit_experts(self, tokens: int) -> float:
         experts, each = self.file.experts, self.file.experts_per_token

@@ -3,8 +3,9 @@
 One engine thread schedules, launches and takes results, as ``step_with_batch_queue`` does: up to
 two steps are in flight; step n+1 is submitted before step n completes. In one process the thread
 is blocked while it launches, so an eager launch delays the completion of the step before; with
-tensor parallelism worker processes launch. The device runs steps in order; a step ends when its
-kernels have run and its last launch has been made.
+tensor parallelism worker processes launch, one step after the other. The device runs steps in
+order; a step ends when its kernels have run and its last launch has been made, on the slowest rank:
+the others wait for it inside their collectives.
 
 Nothing here knows a client or a file: requests come in through :meth:`SimEngine.add` and tokens
 leave through their sinks.
@@ -133,6 +134,7 @@ class SimEngine:
         self._flights: deque[_Flight] = deque()
         self._host = _Host()
         self._device_free_ns = 0
+        self._launcher_free_ns = 0
         self._flush_pending = False
         self._debt_ms = 0.0
         self._drift = 0.0
@@ -260,19 +262,21 @@ class SimEngine:
         if batch.step == self._effects.oom_step:
             self._die(now_ns)
             return _Flight(batch, None, now_ns, now_ns, profiled), now_ns
-        stall_ns = 0 if self._profiler is None else self._profiler.step(now_ns)
+        # The engine thread launches by itself; a worker may still launch the step before.
+        begin_ns = max(now_ns, self._launcher_free_ns)
+        stall_ns = 0 if self._profiler is None else self._profiler.step(begin_ns)
         if not batch.total_tokens:
-            end_ns = max(now_ns, self._device_free_ns) + stall_ns
+            end_ns = max(begin_ns, self._device_free_ns) + stall_ns
             if self._profiler is not None:
-                self._profiler.capture_empty(batch.step, now_ns)
+                self._profiler.capture_empty(batch.step, begin_ns)
             return _Flight(batch, None, now_ns, end_ns, profiled), now_ns + stall_ns
         dispatch, shape = self._dispatch(batch)
         parts = self._parts(shape, batch)
         kernel_ns = round(sum(parts.values()) * MS)
         gap_ns = round(self.cost.host.gap_ms[dispatch.mode] * MS)
-        launch_ns = stall_ns + self._launch_ns(shape.mode)
-        launched_ns = now_ns + launch_ns
-        start_ns = now_ns + stall_ns + round(self.cost.host.first_kernel_ms * MS)
+        launched_ns = begin_ns + stall_ns + self._launch_ns(shape)
+        self._launcher_free_ns = launched_ns
+        start_ns = begin_ns + stall_ns + round(self.cost.host.first_kernel_ms * MS)
         start_ns = max(start_ns, self._device_free_ns)
         end_ns = max(start_ns + kernel_ns + gap_ns, launched_ns + _COPY_NS)
         self._device_free_ns = end_ns
@@ -282,7 +286,7 @@ class SimEngine:
                     batch=batch,
                     dispatch=dispatch,
                     parts_ms=parts,
-                    submit_ns=now_ns,
+                    submit_ns=begin_ns,
                     launched_ns=launched_ns,
                     start_ns=start_ns,
                     end_ns=end_ns,
@@ -347,11 +351,13 @@ class SimEngine:
         self._debt_ms -= paid
         return 1.0 - paid / total
 
-    def _launch_ns(self, mode: str) -> int:
-        host = self.cost.host
+    def _launch_ns(self, shape: StepShape) -> int:
+        host, profiler = self.cost.host, self.cost.profiler
         one_process = self.config.tensor_parallel_size == 1
-        launch = (host.launch_ms if one_process else host.launch_worker_ms)[mode]
-        launch *= self._spread(host.launch_sigma[mode]) * self._host_factor()
+        launch = (host.launch_ms if one_process else host.launch_worker_ms)[shape.mode]
+        launch *= self._spread(host.launch_sigma[shape.mode]) * self._host_factor()
+        if self._profiler is not None and self._profiler.is_recording:
+            launch += profiler.launch_request_ms * shape.rows
         return round(launch * MS)
 
     def _host_factor(self) -> float:
@@ -378,13 +384,14 @@ class SimEngine:
         if profiler is None:
             done(False)
             return now_ns
+        begin_ns = max(now_ns, self._launcher_free_ns)
         if call == "start":
-            took_ns = profiler.start(now_ns) + self._effects.window_stall_ns
+            end_ns = begin_ns + profiler.start(begin_ns) + self._effects.window_stall_ns
         else:
-            took_ns = profiler.stop(now_ns)
+            end_ns = begin_ns + profiler.stop(begin_ns)
         good = call == "start" or not profiler.refuses
-        self._clock.call_at(now_ns + took_ns, lambda: done(good))
-        return now_ns + took_ns
+        self._clock.call_at(end_ns, lambda: done(good))
+        return end_ns
 
     def _die(self, now_ns: int) -> None:
         """Out of memory: everything outstanding fails and the stream ends without a footer."""

@@ -31,8 +31,8 @@ _LAUNCH_NS = 4_000
 """CPU time of one launch call."""
 _LAYER_SIGMA = 0.03
 """Spread of a kernel between layers (logarithm)."""
-_SKEW_MS = {"FULL": 0.05, "PIECEWISE": 1.0, "NONE": 1.0}
-"""Mean lateness of a rank at a step's first collective (seen: 0 to 10 ms)."""
+_SKEW_MS = 0.05
+"""Mean lateness of a rank at a step's collectives, on the GPU alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ class TraceWriter:
         """Write one gzipped trace a rank and return their paths."""
         self._folder.mkdir(parents=True, exist_ok=True)
         wall_ns = self._wall_ns()
-        late = [self._skews(step) for step in window.steps]
+        slow = self._random.randrange(self._ranks)
+        late = [self._waits(step, slow) for step in window.steps]
         paths = []
         for rank in range(self._ranks):
             name = f"dp0_pp0_tp{rank}_dcp0_ep0_rank{rank}.{wall_ns}.pt.trace.json.gz"
-            waits = [max(skews) - skews[rank] for skews in late]
+            waits = [each[rank] for each in late]
             path = self._folder / name
             path.write_bytes(
                 gzip.compress(self._text(window, rank, waits).encode(), compresslevel=1, mtime=0)
@@ -83,12 +84,21 @@ class TraceWriter:
             paths.append(path)
         return paths
 
-    def _skews(self, step: CapturedStep) -> list[float]:
-        """Return each rank's lateness in milliseconds."""
+    def _waits(self, step: CapturedStep, slow: int) -> list[float]:
+        """Return how long each rank waits in the step's collectives, milliseconds.
+
+        Where launches are slower than kernels the rank that launches last (``slow``, the same
+        through a window, as seen) idles between its kernels, and all others wait for it.
+        """
         if self._ranks == 1:
             return [0.0]
-        mean = _SKEW_MS[step.dispatch.mode]
-        return [self._random.expovariate(1.0 / mean) for _ in range(self._ranks)]
+        skews = [self._random.expovariate(1.0 / _SKEW_MS) for _ in range(self._ranks)]
+        waits = [max(skews) - skew for skew in skews]
+        busy = sum(step.parts_ms.values()) + max(waits) + self._cost.host.gap_ms[step.dispatch.mode]
+        idle = (step.end_ns - step.start_ns) / MS - busy
+        if idle > 0:
+            waits = [wait + (idle if rank != slow else 0.0) for rank, wait in enumerate(waits)]
+        return waits
 
     def _text(self, window: WindowCapture, rank: int, waits: list[float]) -> str:
         events: list[str] = []
