@@ -1,12 +1,13 @@
-"""The embedded engine beside the real runs that its cost model comes from, and the one held out.
+"""The embedded engine beside real runs: fitted, held out, and independent ones.
 
-    python bench/sim_fidelity.py examples/h200-runs
+    python bench/sim_fidelity.py examples/h200-runs examples/h200-plugin-runs
 
 Each real run is rehearsed with its own request lengths, in its own order, at its own load, with the
 same seconds before, inside and after the clean interval; both run directories then go through the
 same analysis. Prints real, simulated and relative error of throughput, useful-token efficiency,
 mode shares, step times, and family shares of the profiled steps of each mode (which modes the
-windows meet is chance). ``--seeds N`` repeats with other noise.
+windows meet is chance; modes of fewer than eight profiled steps are left out). ``--seeds N``
+repeats with other noise, ``--cost FILE`` takes another cost file than the packaged one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from opprof.workload.summary import summarize
 
 S = 1_000_000_000
 STALL_NS = S
+STEPS_MIN = 8
+"""One window's."""
 FAMILIES = ("moe_gemm", "attention", "dense_gemm", "norm_elementwise", "moe_router", "collective")
 
 
@@ -149,31 +152,40 @@ def figures(root: Path, protocol: Protocol) -> dict[str, float]:
     for mode in ("FULL", "PIECEWISE", "NONE"):
         chosen = [step.families for step in steps if step.mode == mode]
         total = sum(sum(families.values()) for families in chosen)
-        for family in FAMILIES if chosen else ():
+        for family in FAMILIES if len(chosen) >= STEPS_MIN else ():
             found[f"share {mode} {family}"] = sum(f.get(family, 0) for f in chosen) / total
     return found
 
 
+def find_runs(paths: list[Path]) -> list[Path]:
+    """Return the run directories among ``paths`` and directly below them."""
+    roots = []
+    for path in paths:
+        below = sorted(one for one in path.iterdir() if (one / "client").is_dir())
+        roots += [path] if (path / "client").is_dir() else below
+    return roots
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+", help="Run directories, or folders of them.")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--independent", action="store_true", help="No run of RUNS was fitted to.")
+    parser.add_argument("--cost", type=Path)
     arguments = parser.parse_args()
     protocol, cost = load_protocol(), load_cost()
     assert protocol is not None
-    for root in sorted(arguments.runs.iterdir()):
-        if not (root / "client").is_dir():
-            continue
+    if arguments.cost is not None:
+        cost = msgspec.json.decode(arguments.cost.read_bytes(), type=CostFile)
+    for root in find_runs(arguments.runs):
         real = figures(root, protocol)
         made = []
         for seed in range(1, arguments.seeds + 1):
             with tempfile.TemporaryDirectory() as folder:
                 simulate(root, Path(folder) / "run", cost, protocol, seed)
                 made.append(figures(Path(folder) / "run", protocol))
-        mark = "held out" if root.name == cost.held_out_run else "fitted"
-        mark = "independent" if arguments.independent else mark
-        print(f"{root.name} ({mark})")
+        name = f"{root.resolve().parent.name}/{root.name}"
+        mark = "fitted" if name in cost.fitted_runs else "independent"
+        print(f"{name} ({'held out' if name == cost.held_out_run else mark})")
         for name, value in real.items():
             values = [one[name] for one in made if name in one]
             if not values:

@@ -85,7 +85,7 @@ def find_runs(paths: list[Path]) -> list[Path]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--held-out", default="P03-C00-saturation")
+    parser.add_argument("--held-out", default="h200-runs/P03-C00-saturation")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cross", action="store_true")
     arguments = parser.parse_args()
@@ -100,7 +100,7 @@ def main() -> int:
         print(f"held out {name}:")
         for run, errors in file.residuals.items():
             mark = "*" if run == name else " "
-            print(f" {mark}{run:24s}", "  ".join(f"{k} {v:+.1%}" for k, v in errors.items()))
+            print(f" {mark}{run:36s}", "  ".join(f"{k} {v:+.1%}" for k, v in errors.items()))
         if arguments.out is not None and not arguments.cross:
             text = msgspec.json.format(msgspec.json.encode(_rounded(file)), indent=1)
             arguments.out.write_bytes(text + b"\n")

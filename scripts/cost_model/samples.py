@@ -64,7 +64,9 @@ def read_run(root: Path, protocol: Protocol) -> Run:
     profiled = [(i.start_mono_ns, i.end_mono_ns + 300_000_000) for i in windows]
     lines = (root / "client" / "requests.jsonl").read_bytes().splitlines()
     requests = [msgspec.json.decode(line) for line in lines]
-    run = Run(root.name, ranks, steps, profiled, requests)
+    # Days have runs of equal names: the folder tells them apart.
+    name = f"{root.resolve().parent.name}/{root.name}"
+    run = Run(name, ranks, steps, profiled, requests)
     _add_samples(run, inputs, side.columns, protocol)
     return run
 
