@@ -53,14 +53,13 @@ def fit(runs: list[Run], held_out: str, *, frontend: FrontendTimes | None = None
     used = [run for run in runs if run.name != held_out]
     samples = [sample for run in used for sample in run.samples]
     parts = fit_parts(samples)
-    host = fit_host(used, parts)
     file = msgspec.structs.replace(
         bare(parts),
         fitted_runs=[run.name for run in used],
         held_out_run=held_out,
-        host=host,
+        host=fit_host(used, parts),
         frontend=frontend or fit_frontend(used),
-        profiler=fit_profiler(used, host),
+        profiler=fit_profiler(used),
         noise=fit_noise(samples, parts),
         assumed=[
             "host.launch_ms FULL and first_kernel_ms: 1.5 ms, hidden behind the step before",

@@ -31,59 +31,14 @@ def _spans(run: Run) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any
     return found
 
 
-def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
-    """Fit the times between steps, launches and gaps from unprofiled steps."""
-    between, blocking = [], {"PIECEWISE": [], "NONE": []}
-    workers: dict[str, list[float]] = {"PIECEWISE": [], "NONE": []}
-    gaps = []
-    for run in runs:
-        model = CostModel(bare(parts), run.ranks)
-        for before, step, after in _spans(run):
-            if before["graph"] is None or step["graph"] is None or after["graph"] is None:
-                continue
-            pause = (after["submit_mono_ns"] - before["complete_mono_ns"]) / 1e6
-            if 0 < pause < 60:
-                between.append((step["scheduled_requests"], pause))
-            blocked = (before["complete_mono_ns"] - step["submit_mono_ns"]) / 1e6
-            mode = step["graph"]["mode"]
-            if mode != "FULL" and before["graph"]["mode"] == "FULL":
-                if run.ranks == 1 and blocked < 150:
-                    blocking[mode].append(blocked)
-                elif run.ranks > 1:
-                    whole = (step["complete_mono_ns"] - step["submit_mono_ns"]) / 1e6
-                    workers[mode].append(whole)
-            if mode == before["graph"]["mode"] == after["graph"]["mode"] == "FULL":
-                took = (step["complete_mono_ns"] - before["complete_mono_ns"]) / 1e6
-                gaps.append(took - sum(model.part_ms(shape_of(step, run.ranks)).values()))
-    counts = np.array([[1.0, n] for n, _ in between])
-    pauses = np.array([p for _, p in between])
-    solution, _ = nnls(counts / pauses[:, None], np.ones(len(pauses)))
-    spread = np.log(pauses / (counts @ solution))
-    launch = {mode: statistics.median(values) for mode, values in blocking.items() if values}
-    return HostTimes(
-        between_ms=float(solution[0]),
-        between_request_ms=float(solution[1]),
-        between_sigma=float(min(0.5, np.percentile(np.abs(spread), 68))),
-        launch_ms={"FULL": 1.5, **launch},
-        launch_worker_ms={
-            "FULL": 1.5,
-            # From the submission to the completion behind a graph: eager launches take longest.
-            **{m: statistics.median(v) if v else launch[m] for m, v in workers.items()},
-        },
-        launch_sigma={
-            "FULL": 0.1,
-            **{m: float(np.std(np.log(v))) for m, v in blocking.items() if len(v) > 1},
-        },
-        first_kernel_ms=1.5,
-        gap_ms=dict.fromkeys(blocking | {"FULL": []}, float(max(0.0, statistics.median(gaps)))),
-    )
-
-
+LAUNCH_FULL_MS = 1.5
 HOST_FACTOR = 2.5
+"""On launches and pauses in a window."""
+LAUNCHED = ("PIECEWISE", "NONE")
 
 
-def _launch_request(runs: list[Run], host: HostTimes) -> float:
-    """Return the launch time of a request in a window: what makes graphs come slower than run."""
+def _launch_request(runs: list[Run], between: tuple[float, float]) -> float:
+    """Return the launch time of a request, from windows: there launching sets the pace."""
     found = []
     for run in runs:
         for start_ns, _ in run.profiled:
@@ -92,16 +47,72 @@ def _launch_request(runs: list[Run], host: HostTimes) -> float:
                 if two["graph"] is None or two["graph"]["mode"] != "FULL":
                     continue
                 count = two["scheduled_requests"]
-                plain = host.launch_ms["FULL"]
-                if run.ranks == 1:
-                    plain += host.between_ms + host.between_request_ms * count
+                plain = LAUNCH_FULL_MS + (between[0] + between[1] * count) * (run.ranks == 1)
                 took = (two["submit_mono_ns"] - one["submit_mono_ns"]) / 1e6
                 if count >= 64 and took < 100:
-                    found.append(max(0.0, took - HOST_FACTOR * plain) / count)
+                    found.append(max(0.0, took / HOST_FACTOR - plain) / count)
     return statistics.median(found) if found else 0.0
 
 
-def fit_profiler(runs: list[Run], host: HostTimes) -> ProfilerTimes:
+def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
+    """Fit the times between steps, launches and gaps from unprofiled steps."""
+    between: list[tuple[int, float]] = []
+    # Requests and time of launches behind a graph: until the engine thread is free, or, by a
+    # worker, until the step ends.
+    own: dict[str, list[tuple[int, float]]] = {mode: [] for mode in LAUNCHED}
+    workers: dict[str, list[tuple[int, float]]] = {mode: [] for mode in LAUNCHED}
+    gaps = []
+    for run in runs:
+        model = CostModel(bare(parts), run.ranks)
+        for before, step, after in _spans(run):
+            if before["graph"] is None or step["graph"] is None or after["graph"] is None:
+                continue
+            count = step["scheduled_requests"]
+            pause = (after["submit_mono_ns"] - before["complete_mono_ns"]) / 1e6
+            if 0 < pause < 60:
+                between.append((count, pause))
+            mode = step["graph"]["mode"]
+            if mode != "FULL" and before["graph"]["mode"] == "FULL":
+                blocked = (before["complete_mono_ns"] - step["submit_mono_ns"]) / 1e6
+                if run.ranks > 1:
+                    whole = (step["complete_mono_ns"] - step["submit_mono_ns"]) / 1e6
+                    workers[mode].append((count, whole))
+                elif blocked < 150:
+                    own[mode].append((count, blocked))
+            if mode == before["graph"]["mode"] == after["graph"]["mode"] == "FULL":
+                took = (step["complete_mono_ns"] - before["complete_mono_ns"]) / 1e6
+                gaps.append(took - sum(model.part_ms(shape_of(step, run.ranks)).values()))
+    counts = np.array([[1.0, n] for n, _ in between])
+    pauses = np.array([p for _, p in between])
+    solution, _ = nnls(counts / pauses[:, None], np.ones(len(pauses)))
+    fixed, each = float(solution[0]), float(solution[1])
+    spread = np.log(pauses / (counts @ solution))
+    request = _launch_request(runs, (fixed, each))
+
+    def launch(found: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
+        return {
+            mode: statistics.median(max(0.0, ms - request * n) for n, ms in values)
+            for mode, values in found.items()
+            if values
+        }
+
+    return HostTimes(
+        between_ms=fixed,
+        between_request_ms=each,
+        between_sigma=float(min(0.5, np.percentile(np.abs(spread), 68))),
+        launch_ms={"FULL": LAUNCH_FULL_MS, **launch(own)},
+        launch_worker_ms={"FULL": LAUNCH_FULL_MS, **launch(own), **launch(workers)},
+        launch_request_ms=request,
+        launch_sigma={
+            "FULL": 0.1,
+            **{m: float(np.std(np.log([ms for _, ms in v]))) for m, v in own.items() if v},
+        },
+        first_kernel_ms=1.5,
+        gap_ms=dict.fromkeys(("FULL", *LAUNCHED), float(max(0.0, statistics.median(gaps)))),
+    )
+
+
+def fit_profiler(runs: list[Run]) -> ProfilerTimes:
     """Fit the writing time to the stall that the tenth call after a start shows."""
     rows, seen = [], []
     for run in runs:
@@ -119,7 +130,6 @@ def fit_profiler(runs: list[Run], host: HostTimes) -> ProfilerTimes:
     return ProfilerTimes(
         start_ms=40.0,
         host_factor=HOST_FACTOR,
-        launch_request_ms=_launch_request(runs, host),
         save_step_ms=float(solution[0]),
         save_request_ms=float(solution[1]),
         save_eager_ms=float(solution[2]),

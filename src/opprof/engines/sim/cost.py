@@ -82,6 +82,8 @@ class HostTimes(Struct, frozen=True, forbid_unknown_fields=True):
     launch_worker_ms: dict[str, float]
     """The same in a worker process (tensor parallel): the engine thread does not wait for it, the
     worker's next launch does."""
+    launch_request_ms: float
+    """Further launch time for each request of a step: its inputs are put together."""
     launch_sigma: dict[str, float]
     first_kernel_ms: float
     """From the submission to the step's first kernel on an idle GPU."""
@@ -116,8 +118,6 @@ class ProfilerTimes(Struct, frozen=True, forbid_unknown_fields=True):
     start_ms: float
     host_factor: float
     """On launches and on the time between steps while a window is open."""
-    launch_request_ms: float
-    """Further launch time of every step for each of its requests while a window is open."""
     save_step_ms: float
     save_request_ms: float
     """Writing the trace, for each request of each active step."""

@@ -352,12 +352,11 @@ class SimEngine:
         return 1.0 - paid / total
 
     def _launch_ns(self, shape: StepShape) -> int:
-        host, profiler = self.cost.host, self.cost.profiler
+        host = self.cost.host
         one_process = self.config.tensor_parallel_size == 1
         launch = (host.launch_ms if one_process else host.launch_worker_ms)[shape.mode]
+        launch += host.launch_request_ms * shape.rows
         launch *= self._spread(host.launch_sigma[shape.mode]) * self._host_factor()
-        if self._profiler is not None and self._profiler.is_recording:
-            launch += profiler.launch_request_ms * shape.rows
         return round(launch * MS)
 
     def _host_factor(self) -> float:

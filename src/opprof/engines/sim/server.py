@@ -18,7 +18,7 @@ import msgspec
 
 from opprof.engines.sim.batch import Batch, Delivered, SimRequest
 from opprof.engines.sim.config import block_contents, text_contents
-from opprof.engines.sim.cost import CostFile
+from opprof.engines.sim.cost import CostFile, FrontendTimes
 from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.http import HttpConnection, HttpRequest
 from opprof.engines.sim.metrics import Metrics
@@ -65,8 +65,17 @@ def faster(cost: CostFile, factor: float) -> CostFile:
             between_request_ms=host.between_request_ms / factor,
             launch_ms=each(host.launch_ms),
             launch_worker_ms=each(host.launch_worker_ms),
+            launch_request_ms=host.launch_request_ms / factor,
             first_kernel_ms=host.first_kernel_ms / factor,
             gap_ms=each(host.gap_ms),
+        ),
+        frontend=FrontendTimes(
+            rounds=cost.frontend.rounds,
+            **{
+                name: getattr(cost.frontend, name) / factor
+                for name in FrontendTimes.__struct_fields__
+                if name != "rounds"
+            },
         ),
         profiler=msgspec.structs.replace(
             profiler,
