@@ -32,7 +32,9 @@ TWIN_ROWS = {
 TWIN_VALUES = {
     "id": '"twins"',
     "title": '"Twin patterns, which differ only in what is planted, for rehearsals"',
-    "moderate_rate_fraction": "0.20",
+    # Where prompts of P02 come as fast as a captured step takes one, clean steps are captured and
+    # eager ones. Fewer are all captured, and a window's slower launches make all of them eager.
+    "moderate_rate_fraction": "0.25",
     "contrasts": '[["P09", "P01"]]',
 }
 DROPPED_TABLES = {"private_source", "colocation", "partial_matrix"}

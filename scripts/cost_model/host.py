@@ -37,6 +37,12 @@ HOST_FACTOR = 2.5
 LAUNCHED = ("PIECEWISE", "NONE")
 
 
+def _spread(values: list[float]) -> float:
+    """Return the standard deviation of the logarithm, from the middle two thirds."""
+    low, high = np.percentile(np.log(values), [16, 84])
+    return float(high - low) / 2
+
+
 def _launch_request(runs: list[Run], between: tuple[float, float]) -> float:
     """Return the launch time of a request, from windows: there launching sets the pace."""
     found = []
@@ -105,7 +111,7 @@ def fit_host(runs: list[Run], parts: dict[str, tuple[float, ...]]) -> HostTimes:
         launch_request_ms=request,
         launch_sigma={
             "FULL": 0.1,
-            **{m: float(np.std(np.log([ms for _, ms in v]))) for m, v in own.items() if v},
+            **{mode: _spread([ms for _, ms in values]) for mode, values in own.items() if values},
         },
         first_kernel_ms=1.5,
         gap_ms=dict.fromkeys(("FULL", *LAUNCHED), float(max(0.0, statistics.median(gaps)))),
