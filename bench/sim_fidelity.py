@@ -111,8 +111,8 @@ def simulate(root: Path, out: Path, cost: CostFile, protocol: Protocol, seed: in
 def stalled(root: Path, timeline: Timeline) -> float:
     """Return the share of clean time in which a step held a working engine for over a second.
 
-    A new server compiles kernels when it meets a shape for the first time; a rehearsal's never
-    does.
+    A real server does so, mostly in its first half minute, for a reason that was not found; a
+    rehearsal's never does.
     """
     columns, lost = read_stream(find_stream(root)).columns, 0
     clean = [i for i in timeline.intervals if i.kind == "clean"]
