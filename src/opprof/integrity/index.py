@@ -124,16 +124,34 @@ class GramIndex:
         """
         import numpy as np
 
-        upper = self._entries & self._mask
-        starts = np.flatnonzero(np.diff(upper, prepend=~upper[:1]))
-        sizes = np.diff(starts, append=len(upper))
-        kept = np.ones(len(upper), bool)
-        for run in np.flatnonzero(sizes > _HEAVY).tolist():
-            entries = slice(int(starts[run]), int(starts[run] + sizes[run]))
-            blocks = (self._entries[entries] & ~self._mask).astype(np.int64)
-            kept[entries] = ~self._repeated(blocks)
-        if not kept.all():
-            self._entries = self._entries[kept]
+        kept = np.ones(len(self._entries), bool)
+        for run in self._heavy():
+            blocks = (self._entries[run] & ~self._mask).astype(np.int64)
+            kept[run] = ~self._repeated(blocks)
+        if kept.all():
+            return
+        # In place, for the entries may take as much memory as all the rest.
+        end = 0
+        for part in slices(len(kept), _BLOCKS):
+            some = self._entries[part][kept[part]]
+            self._entries[end : end + len(some)] = some
+            end += len(some)
+        self._entries = self._entries[:end]
+
+    def _heavy(self) -> Iterator[slice]:
+        """Yield the entries of every gram that has more than :data:`_HEAVY`."""
+        import numpy as np
+
+        found = [np.empty(0, np.int64)]
+        for part in slices(len(self._entries) - _HEAVY, _BLOCKS):
+            later = self._entries[part.start + _HEAVY : part.stop + _HEAVY]
+            same = ((self._entries[part] ^ later) & self._mask) == 0
+            found.append(np.flatnonzero(same) + part.start)
+        at = np.concatenate(found)
+        upper = self._entries[at] & self._mask
+        for run in np.split(at, np.flatnonzero(upper[1:] != upper[:-1]) + 1):
+            if len(run):
+                yield slice(int(run[0]), int(run[-1]) + _HEAVY + 1)
 
     def _repeated(self, blocks: NDArray[Any]) -> NDArray[Any]:
         """Return which blocks have the surroundings of another one that is kept."""
