@@ -84,10 +84,22 @@ class Load:
             thread.join(120)
 
 
-def run_window(server: Server, active_s: float = 1.0) -> None:
-    """One profiler window under load."""
+def wait_for_steps(server: Server, count: int, since_ns: int = 0) -> None:
+    """Wait until ``count`` executed steps that were submitted since then stand in the stream."""
+    give_up, found = time.monotonic() + 120, 0
+    while found < count:
+        assert time.monotonic() < give_up, f"{found} steps in two minutes"
+        time.sleep(0.1)
+        data = (server.opprof_dir / "engine-0.jsonl").read_bytes()
+        lines = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
+        steps = [line for line in lines if line["type"] == "step" and line["model_executed"]]
+        found = sum(step["submit_mono_ns"] >= since_ns for step in steps)
+
+
+def run_window(server: Server) -> None:
+    """One profiler window under load, as long as its ten steps take on this machine."""
     assert server.post("/start_profile") == 200
-    time.sleep(active_s)
+    wait_for_steps(server, 16, since_ns=time.monotonic_ns())
     assert server.post("/stop_profile") == 200
 
 
@@ -172,6 +184,7 @@ def scenario_kill_everything(env: Path, run: Path) -> str:
     server.start()
     with Load(server, 8):
         time.sleep(3.7)
+        wait_for_steps(server, 101)
         signal_ns = time.time_ns()
         server.kill()
     count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
@@ -186,7 +199,7 @@ def scenario_tensor_parallel(env: Path, run: Path) -> str:
     with server, Load(server, 8):
         time.sleep(2)
         for _ in range(3):
-            run_window(server, 1.5)
+            run_window(server)
     count = check_accounting(server.opprof_dir, final=True)
     steps = steps_of(server.opprof_dir)
     check_steps(steps)
@@ -207,7 +220,7 @@ def scenario_pipeline_parallel(env: Path, run: Path) -> str:
     with server, Load(server, 8):
         time.sleep(2)
         for _ in range(2):
-            run_window(server, 1.5)
+            run_window(server)
     count = check_accounting(server.opprof_dir, final=True)
     check_steps(steps_of(server.opprof_dir))
     check_windows(server.opprof_dir, server.trace_dir, 2, 2)
