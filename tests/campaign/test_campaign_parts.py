@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opprof.campaign.commands import CommandLog, iso, last_command
-from opprof.campaign.detach import report_ready, start_detached
+from opprof.campaign.detach import Starter, start_detached
 from opprof.campaign.meeting import RoundMeeting
 from opprof.campaign.options import (
     Limits,
@@ -340,7 +340,39 @@ def test_its_silent_death_is_told(tmp_path: Path) -> None:
 
 
 def test_nobody_to_report_to_is_fine() -> None:
-    report_ready(None, "ok")
+    Starter(None).tell("ok")
+
+
+def test_a_starter_is_told_once() -> None:
+    reader, writer = os.pipe()
+    starter = Starter(writer)
+    starter.tell("ok small\n1")
+    # The number may be another file's by now.
+    os.dup2(reader, writer)
+    starter.tell("E-STATE late")
+    os.close(writer)
+    assert os.read(reader, 100) == b"ok small 1\n"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x7f", "a\udcff", "a\u2028b"])
+def test_what_no_record_can_hold_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="no record can hold"):
+        make_sources(Path("/p") / text, [])
+    with pytest.raises(InputError, match="no record can hold"):
+        make_sources(None, [f"P01=/p/{text}"])
+
+
+def test_an_edited_command_log_has_its_line_named(tmp_path: Path) -> None:
+    log = tmp_path / "commands.log"
+    log.write_text("T controller opprof --private p\nT controller 'opprof\n")
+    with pytest.raises(InputError, match=r"commands.log:2: is no command: No closing quotation"):
+        last_command(log, "controller")
+
+
+def test_a_limit_is_finite() -> None:
+    with pytest.raises(InputError, match="ready_s"):
+        limits_of(["ready_s=inf"])
 
 
 def test_no_host_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

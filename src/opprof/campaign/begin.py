@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import time
@@ -21,7 +22,13 @@ from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
 from opprof.campaign.manifests import check_places, make_missing
-from opprof.campaign.options import Options, Sources, check_time_scale, check_variables
+from opprof.campaign.options import (
+    Options,
+    Sources,
+    check_text,
+    check_time_scale,
+    check_variables,
+)
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, pretty
 from opprof.code_hash import code_sha256
@@ -64,6 +71,7 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     """
     if request.out.exists() or request.out.is_symlink():
         raise StateConflict("exists: a campaign never goes into a folder", path=request.out)
+    _check_texts(request)
     check_executor(request.executor, request.options)
     check_time_scale(request.time_scale, request.engine)
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
@@ -91,6 +99,17 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
         raise StateConflict(f"cannot be made: {error.strerror or error}", path=out) from error
     sync_folder(out.parent)
     return Store(out, wall_ns=time.time_ns)
+
+
+def _check_texts(request: Request) -> None:
+    options = request.options
+    check_text("--out", str(request.out.absolute()))
+    check_text("--var", *itertools.chain(*request.variables.items()))
+    check_text("--engine-env", *itertools.chain(*options.engine_environment.items()))
+    check_text("--server-command", *options.server_command.split())
+    check_text("--python", options.python)
+    check_text("--host-file", options.host_file)
+    check_text("--ray-scratch", options.ray_scratch)
 
 
 def frozen_protocol(path: Path) -> Protocol:

@@ -61,7 +61,7 @@ def bind(store: Store, campaign: Campaign, sources: Sources) -> Binding:
         campaign_id=campaign.id,
         protocol=store.protocol,
         mappings=[protocol.file.mapping.pinned, *protocol.file.mapping.alternatives],
-        launches={name: _described(launch) for name, launch in launches.items()},
+        launches={name: _described(launch, campaign) for name, launch in launches.items()},
         wall_ns=store.wall_ns(),
     )
     return Binding(protocol, launches, dict(campaign.manifests), dict(provenance.launches))
@@ -84,10 +84,14 @@ def launches_of(protocol: Protocol, campaign: Campaign) -> dict[str, Launch]:
     }
 
 
-def _described(launch: Launch) -> dict[str, Any]:
+def _described(launch: Launch, campaign: Campaign) -> dict[str, Any]:
     # The interpreter's place is no part of the configuration.
     words = ["${PYTHON}" if word == sys.executable else word for word in launch.words]
-    return {"command": words, "environment": dict(launch.environment)}
+    return {
+        "command": words,
+        "environment": dict(launch.environment),
+        "time_scale": campaign.time_scale,
+    }
 
 
 def check_manifests(wanted: Mapping[str, str], sources: Sources) -> None:

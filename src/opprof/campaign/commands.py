@@ -106,15 +106,21 @@ def last_command(path: Path, kind: str) -> list[str] | None:
     """Return the words of the last command of a kind; None where there is none.
 
     A last line without its end was cut by a crash and does not count.
+
+    Raises:
+        InputError: that line is no command that a shell would take.
     """
     try:
         lines = read_bytes(path).decode(errors="replace").splitlines(keepends=True)
     except InputError:
         return None
-    for line in reversed(lines):
+    for number, line in reversed(list(enumerate(lines, start=1))):
         parts = line.split(" ", 2)
         if len(parts) == 3 and parts[1] == kind and line.endswith("\n"):
-            return shlex.split(parts[2])
+            try:
+                return shlex.split(parts[2])
+            except ValueError as error:
+                raise InputError(f"is no command: {error}", path=path, line=number) from error
     return None
 
 

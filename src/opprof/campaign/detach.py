@@ -91,13 +91,20 @@ def _answer(reader: int, log: Path, ready_s: float) -> str:
     raise _ERRORS.get(word, EnvironmentFailure)(rest or text)
 
 
-def report_ready(descriptor: int | None, text: str) -> None:
-    """Tell the starter, if there is one, and let it go."""
-    if descriptor is None:
-        return
-    try:
-        os.write(descriptor, f"{text}\n".encode())
-    except OSError as error:
-        print(f"the starter is gone: {error.strerror or error}", file=sys.stderr)  # noqa: T201
-    finally:
-        os.close(descriptor)
+class Starter:
+    """Who waits for this process to take over; told once, and let go by that."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, text: str) -> None:
+        """Say ``ok TEXT`` or ``E-CODE REASON``; nothing once the starter has its answer."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            os.write(descriptor, f"{' '.join(text.splitlines())}\n".encode(errors="replace"))
+        except OSError as error:
+            print(f"the starter is gone: {error.strerror or error}", file=sys.stderr)  # noqa: T201
+        finally:
+            os.close(descriptor)

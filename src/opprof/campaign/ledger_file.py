@@ -7,6 +7,7 @@ GPU time that nobody can read cannot be counted.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +60,9 @@ class Ledger:
         data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         size: int | None = None
         try:
-            with self.path.open("ab") as stream:
-                size = stream.tell()
+            # Never made anew: where its folder was moved away, nothing is counted beside it.
+            with self.path.open("r+b") as stream:
+                size = stream.seek(0, os.SEEK_END)
                 stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -157,6 +159,8 @@ def _check_line(charge: Charge, simulated: bool, path: Path) -> None:
         kinds = ("measured", "simulated")
         reason = f"{kinds[charge.simulated]} GPU time in a {kinds[simulated]} ledger"
         raise StateConflict(reason, path=path)
+    if not math.isfinite(charge.gpu_seconds * 1e9):
+        raise StateConflict(f"{charge.gpu_seconds:g} GPU-s cannot be counted", path=path)
     if (charge.gpu_seconds < 0) != (charge.kind == "release" and charge.gpu_seconds != 0):
         raise StateConflict(
             f"{charge.gpu_seconds:g} GPU-s of kind {charge.kind!r} has the wrong sign", path=path

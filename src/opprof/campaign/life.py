@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -19,19 +20,20 @@ from opprof.campaign.attempt import RunExecutor
 from opprof.campaign.binding import Binding, bind
 from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
-from opprof.campaign.detach import report_ready
+from opprof.campaign.detach import Starter
 from opprof.campaign.executors.choose import open_executor
 from opprof.campaign.finale import conclude
 from opprof.campaign.hosts import needs_check, open_host, place_of, placed
 from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
-from opprof.campaign.ledger_file import open_ledger
+from opprof.campaign.ledger_file import Ledger, open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.site import look_up
-from opprof.campaign.store import Store, campaign_lock
-from opprof.errors import OpprofError, StateConflict
+from opprof.campaign.soundness import check_records
+from opprof.campaign.store import Store, campaign_lock, machine_lock
+from opprof.errors import EnvironmentFailure, OpprofError, StateConflict
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 
@@ -44,7 +46,7 @@ class Life:
 
     folder: Path
     sources: Sources
-    ready_descriptor: int | None
+    starter: Starter
     holds_lock: Callable[[], bool] = lambda: True
 
 
@@ -57,19 +59,29 @@ def live(life: Life) -> int:
     store = Store(life.folder, wall_ns=time.time_ns)
     try:
         campaign = store.campaign()
-        with campaign_lock(life.folder) as holds_lock:
+        with campaign_lock(life.folder) as holds_lock, machine_lock(campaign.id, life.folder):
             return _owning(replace(life, holds_lock=holds_lock), store, campaign)
     except OpprofError as error:
         say(f"error [{error.code}] {error}")
-        report_ready(life.ready_descriptor, f"{error.code} {error}")
+        life.starter.tell(f"{error.code} {error}")
         return error.exit_code
 
 
 def _owning(life: Life, store: Store, campaign: Campaign) -> int:
+    # What cannot be gone on from is refused here, while the starter still listens.
     binding = bind(store, campaign, life.sources)
+    check_records(store, binding.protocol.file, options_of(campaign).only)
+    ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
     record = _first_record(store, campaign, life.sources)
     store.write_controller(record)
-    return asyncio.run(_placed(life, store, campaign, binding, record))
+    try:
+        return asyncio.run(_placed(life, store, campaign, binding, ledger, record))
+    except OpprofError as error:
+        with contextlib.suppress(EnvironmentFailure):
+            store.write_controller(
+                msgspec.structs.replace(record, phase="failed", message=str(error))
+            )
+        raise
 
 
 def _first_record(store: Store, campaign: Campaign, sources: Sources) -> ControllerRecord:
@@ -87,7 +99,12 @@ def _first_record(store: Store, campaign: Campaign, sources: Sources) -> Control
 
 
 async def _placed(
-    life: Life, store: Store, campaign: Campaign, binding: Binding, record: ControllerRecord
+    life: Life,
+    store: Store,
+    campaign: Campaign,
+    binding: Binding,
+    ledger: Ledger,
+    record: ControllerRecord,
 ) -> int:
     options = options_of(campaign)
     # An executor of many hosts asks each of them there; here only the disk is looked at.
@@ -97,8 +114,8 @@ async def _placed(
         places = [place_of(each, options.gpus) for each in hosts]
         # Refuses here, while the starter still listens, what no check could authorise.
         needs_check(campaign.simulated, options, placed(binding.protocol.file, options), places)
-        report_ready(life.ready_descriptor, f"ok {campaign.id}")
-        return await _run(life, store, campaign, binding, record, executor, host, places)
+        life.starter.tell(f"ok {campaign.id}")
+        return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 
 
 async def _run(
@@ -106,6 +123,7 @@ async def _run(
     store: Store,
     campaign: Campaign,
     binding: Binding,
+    ledger: Ledger,
     record: ControllerRecord,
     executor: RunExecutor,
     host: Host,
@@ -114,7 +132,6 @@ async def _run(
     options = options_of(campaign)
     for line in await executor.clean_up(campaign.id):
         say(line)
-    ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
     records = state.recover(store, binding.protocol.sha256, say)
     ledger.append(
         settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)

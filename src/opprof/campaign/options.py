@@ -25,7 +25,6 @@ from opprof.errors import InputError, SchemaError
 from opprof.protocol.check_commands import RUN_VARIABLES
 
 Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
 
 RESERVED_VARIABLES = RUN_VARIABLES | {"PRIVATE"}
 """Filled in by the controller for each run; ``PRIVATE`` comes from ``--private``."""
@@ -138,10 +137,12 @@ def make_sources(private: Path | None, manifests: Sequence[str]) -> Sources:
     """Return the places of ``--private`` and ``--manifest P01=FILE``, absolute.
 
     Raises:
-        InputError: a text has no ``=``, or names a pattern twice.
+        InputError: a text has no ``=``, names a pattern twice, or cannot stand in a record.
     """
     found = {key: Path(value).absolute() for key, value in pairs(manifests, "--manifest").items()}
-    return Sources(None if private is None else private.absolute(), found)
+    sources = Sources(None if private is None else private.absolute(), found)
+    check_text("a private path", *sources.flags())
+    return sources
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
@@ -168,10 +169,28 @@ def limits_of(texts: Sequence[str]) -> Limits:
         InputError: no such limit, or a value that it cannot have.
     """
     try:
-        return msgspec.convert(pairs(texts, "--limit"), Limits, strict=False)
+        limits = msgspec.convert(pairs(texts, "--limit"), Limits, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(Limits.__struct_fields__)
         raise InputError(f"--limit: {error} (there are {known})") from error
+    for name, seconds in msgspec.structs.asdict(limits).items():
+        if not math.isfinite(seconds):
+            raise InputError(f"--limit {name}={seconds:g} is no time that a wait can have")
+    return limits
+
+
+def check_text(what: str, *texts: str) -> None:
+    """Refuse what cannot stand in a record: commands are kept one a line, everything as UTF-8.
+
+    Raises:
+        InputError: a text holds a line break or another character that shows nothing, or is no
+            UTF-8.
+    """
+    for text in texts:
+        bad = next((char for char in text if not char.isprintable()), None)
+        if bad is not None:
+            kind = "is no UTF-8 text" if "\ud800" <= bad <= "\udfff" else f"holds {bad!r}"
+            raise InputError(f"{what} {text!r} {kind}, which no record can hold")
 
 
 def check_variables(values: Mapping[str, str], declared: Mapping[str, str]) -> None:

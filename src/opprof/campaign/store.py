@@ -11,6 +11,8 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ write of a run's state), ``<run>:<place>`` (see :meth:`Store.crash_point`'s call
 """
 FINAL_PHASES: frozenset[Phase] = frozenset({"complete", "failed", "interrupted"})
 _LIMIT_BYTES = 64 << 20
+_LOOKED_AT_S = 1.0
 
 T = TypeVar("T")
 
@@ -111,7 +114,11 @@ class Store:
         path = self.folder / "campaign.json"
         if not path.is_file():
             raise InputError("is no campaign folder (it has no campaign.json)", path=self.folder)
-        return _read(path, Campaign)
+        campaign = _read(path, Campaign)
+        if campaign.simulated != (campaign.engine != "vllm"):
+            reason = f"engine {campaign.engine} and simulated {campaign.simulated} contradict"
+            raise SchemaError(reason, path=path)
+        return campaign
 
     def stop(self) -> Stop | None:
         """Return ``stop.json``, or None while nothing stops the matrix."""
@@ -120,7 +127,7 @@ class Store:
 
     def write_stop(self, stop: Stop) -> None:
         """Make the matrix stand still, or record its release."""
-        write_atomic(self.folder / "stop.json", pretty(stop))
+        self._write("stop.json", stop)
 
     def archive_stop(self) -> None:
         """Move a released stop to ``stops/``: it stays on record and stops nothing any more."""
@@ -138,7 +145,13 @@ class Store:
 
     def write_controller(self, record: ControllerRecord) -> None:
         """Replace ``controller.json``."""
-        write_atomic(self.folder / "controller.json", pretty(record))
+        self._write("controller.json", record)
+
+    def _write(self, name: str, value: object) -> None:
+        """Replace a file of the folder, which is never made anew where it was moved away."""
+        if not self.folder.is_dir():
+            raise EnvironmentFailure("the campaign's folder is gone", path=self.folder)
+        write_atomic(self.folder / name, pretty(value))
 
     # ---------------------------------------------------------------------- run records
 
@@ -150,19 +163,19 @@ class Store:
         """
         folder = self.folder / "state"
         paths = sorted(folder.glob("*.json")) if folder.is_dir() else []
-        return sorted((_read(path, RunRecord) for path in paths), key=lambda item: item.order)
+        return sorted(map(_read_run, paths), key=lambda item: item.order)
 
     def run(self, name: str) -> RunRecord:
         """Return one run's record."""
         path = self.folder / "state" / f"{name}.json"
         if not path.is_file():
             raise InputError(f"the campaign has no run {name}", path=self.folder)
-        return _read(path, RunRecord)
+        return _read_run(path)
 
     def save(self, record: RunRecord) -> None:
         """Replace a run's state file; the record on disk is the old one or this one."""
         self.crash_point(record.run, f"{record.state}.before")
-        write_atomic(self.folder / "state" / f"{record.run}.json", pretty(record))
+        self._write(f"state/{record.run}.json", record)
         self.crash_point(record.run, f"{record.state}.after")
 
     def forget(self, run: str) -> None:
@@ -237,17 +250,32 @@ def campaign_lock(folder: Path) -> Iterator[Callable[[], bool]]:
 
     Raises:
         StateConflict: another controller owns it.
+        EnvironmentFailure: the folder cannot hold a lock.
     """
-    descriptor = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    path = folder / "controller.lock"
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            reason = "a controller owns this campaign already (`opprof campaign status`)"
-            raise StateConflict(reason, path=folder) from error
-        yield lambda: _is_same_file(descriptor, folder / "controller.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot lock: {error.strerror or error}", path=path) from error
+    try:
+        # Who only looks (`is_locked`) shares the lock for an instant and is no owner.
+        give_up = time.monotonic() + _LOOKED_AT_S
+        while not _locks(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > give_up:
+                reason = "a controller owns this campaign already (`opprof campaign status`)"
+                raise StateConflict(reason, path=folder)
+            time.sleep(_LOOKED_AT_S / 20)
+        yield lambda: _is_same_file(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def _locks(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
@@ -259,13 +287,45 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
     return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
 
+@contextmanager
+def machine_lock(campaign: str, folder: Path) -> Iterator[None]:
+    """Be the only controller of the campaign on this machine, whatever copies its folder has.
+
+    A copy has a lock file of its own and the same marks on its processes: a second controller would
+    end those of the first. The name is the kernel's (an abstract socket) and goes with the process.
+
+    Raises:
+        StateConflict: another controller has it.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
+        try:
+            held.bind(f"\0opprof-campaign-{campaign}")
+        except OSError as error:
+            reason = (
+                f"a controller of {campaign} works in another copy of this folder (or its lock "
+                "file was deleted): stop it first"
+            )
+            raise StateConflict(reason, path=folder) from error
+        yield
+
+
 def is_locked(folder: Path) -> bool:
-    """Tell whether a living controller owns the campaign."""
+    """Tell whether a living controller owns the campaign; writes nothing.
+
+    Raises:
+        EnvironmentFailure: the lock file cannot be looked at.
+    """
+    path = folder / "controller.lock"
     try:
-        with campaign_lock(folder):
-            return False
-    except StateConflict:
-        return True
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot look: {error.strerror or error}", path=path) from error
+    try:
+        return not _locks(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
 
 
 def free_bytes(folder: Path) -> int:
@@ -279,6 +339,20 @@ def free_bytes(folder: Path) -> int:
 def pretty(value: object) -> bytes:
     """Encode a Struct as indented JSON with a final line end."""
     return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _read_run(path: Path) -> RunRecord:
+    """Read one state file and see that it speaks of its own run and does not contradict itself."""
+    record = _read(path, RunRecord)
+    attempt, numbers = record.attempt, [each.number for each in record.attempts]
+    if record.run != path.stem:
+        raise SchemaError(f"is of another run, {record.run!r}", path=path)
+    if record.state != ("pending" if attempt is None else attempt.phase):
+        last = "it has no attempt" if attempt is None else f"its last attempt is {attempt.phase}"
+        raise SchemaError(f"says {record.state}, but {last}", path=path)
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise SchemaError(f"its attempts are numbered {numbers}", path=path)
+    return record
 
 
 def _read(path: Path, kind: type[T]) -> T:

@@ -102,9 +102,10 @@ def resume(
 ) -> None:
     """Go on from the fresh-server boundary of whatever is not complete."""
     from opprof.campaign.life import amend, check_review, release_stop
-    from opprof.campaign.options import make_sources, sources_from_log
+    from opprof.campaign.options import check_text, make_sources, sources_from_log
 
     folder = folder.absolute()
+    check_text("the campaign's folder", str(folder))
     sources = make_sources(private, manifests)
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
@@ -124,10 +125,12 @@ def controller(
     folder: Path, private: Path | None, manifests: tuple[str, ...], ready_fd: int | None
 ) -> None:
     """Be the controller of CAMPAIGN (what start and resume detach)."""
+    from opprof.campaign.detach import Starter
     from opprof.campaign.life import Life, live
     from opprof.campaign.options import make_sources
 
-    raise SystemExit(live(Life(folder.absolute(), make_sources(private, manifests), ready_fd)))
+    sources = make_sources(private, manifests)
+    raise SystemExit(live(Life(folder.absolute(), sources, Starter(ready_fd))))
 
 
 @group.command("stop")
@@ -175,6 +178,8 @@ def _request(flags: dict[str, Any]) -> Any:
         gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
     except ValueError as error:
         raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
+    if len(set(gpus)) < len(gpus):
+        raise InputError(f"--gpus {flags['gpus']} names a GPU twice")
     if flags["virtual"] and flags["engine"] != "sim":
         raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
     if flags["host_file"] and flags["engine"] != "sim":
@@ -220,7 +225,7 @@ def _launch(folder: Path, sources: Any, foreground: bool) -> None:
     import time
 
     from opprof.campaign.commands import CommandLog
-    from opprof.campaign.detach import start_detached
+    from opprof.campaign.detach import Starter, start_detached
     from opprof.campaign.life import Life, live
     from opprof.campaign.store import Store
 
@@ -230,7 +235,7 @@ def _launch(folder: Path, sources: Any, foreground: bool) -> None:
     store.campaign()
     CommandLog(store.commands, time.time_ns).add("controller", command, {})
     if foreground:
-        raise SystemExit(live(Life(folder, sources, None)))
+        raise SystemExit(live(Life(folder, sources, Starter(None))))
     identity = start_detached(command, store.log, ready_s=_READY_S)
     record = store.controller()
     pid = "" if record is None else f", pid {record.process.pid}"

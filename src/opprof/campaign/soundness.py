@@ -1,0 +1,71 @@
+"""Whether what lies in a campaign's folder can be gone on from; looked at before anything is done.
+
+A state file that is missing is a run that nobody would ever run, and a complete run without its
+files is a measurement that nobody has. Contents are `opprof verify`'s: here only what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opprof.artifacts.campaign import RunRecord
+from opprof.campaign.plan import planned_runs
+from opprof.campaign.store import Store
+from opprof.errors import StateConflict
+from opprof.integrity.provenance import read_folder_record, record_path
+from opprof.protocol.model import ProtocolFile
+
+_BY_NAME = ("pattern", "config", "load_point", "role")
+_BY_PLAN = ("order", "needs")
+"""What an amendment may change for runs that have not begun."""
+
+
+def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> None:
+    """Compare the state files with the plan, and complete runs with their folders.
+
+    Raises:
+        StateConflict: a run has no state file, a state file is not the plan's, or a complete run
+            has lost files; names the first.
+        SchemaError: a state file is damaged.
+    """
+    records = {record.run: record for record in store.runs()}
+    planned = {record.run: record for record in planned_runs(protocol, only)}
+    for name, wanted in planned.items():
+        path = store.folder / "state" / f"{name}.json"
+        found = records.get(name)
+        if found is None:
+            raise StateConflict(
+                "is missing: the protocol in force plans this run (bring the file back, or take "
+                "an amendment that was broken off once more with --protocol)",
+                path=path,
+            )
+        for field in _BY_NAME if found.attempts else (*_BY_NAME, *_BY_PLAN):
+            seen, planned_value = getattr(found, field), getattr(wanted, field)
+            if seen != planned_value:
+                reason = f"{field} is {seen!r}, the protocol in force plans {planned_value!r}"
+                raise StateConflict(reason, path=path)
+    for name, record in records.items():
+        if name not in planned and record.role != "colocation" and not record.attempts:
+            path = store.folder / "state" / f"{name}.json"
+            raise StateConflict("the protocol in force plans no such run", path=path)
+        if record.state == "complete":
+            _check_folder(store, record)
+
+
+def _check_folder(store: Store, record: RunRecord) -> None:
+    assert record.attempt is not None
+    folder = record.attempt.folder
+    recorded = record_path(store.folder, folder)
+    if not recorded.is_file():
+        reason = f"is missing: it holds the hashes of {record.run}, which is complete"
+        raise StateConflict(reason, path=recorded)
+    for file in read_folder_record(recorded).files:
+        path = store.folder / folder / file.path
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            reason = f"{record.run} is complete, but this file is gone: {error.strerror or error}"
+            raise StateConflict(reason, path=path) from error
+        if size != file.bytes:
+            reason = f"{record.run} is complete, but this file has {size} bytes, not {file.bytes}"
+            raise StateConflict(reason, path=path)
