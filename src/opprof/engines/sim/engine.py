@@ -33,6 +33,8 @@ from opprof.engines.sim.scheduler import Scheduler
 MS = 1_000_000
 _PAY_BACK = 0.25
 """Largest part of a pure step that pays back planted interference."""
+_EMPTY_NS = 100_000
+"""A worker's time for a step that runs no model."""
 _COPY_NS = 100_000
 """From a step's last kernel to its tokens on the host."""
 
@@ -262,11 +264,11 @@ class SimEngine:
         if batch.step == self._effects.oom_step:
             self._die(now_ns)
             return _Flight(batch, None, now_ns, now_ns, profiled), now_ns
-        # The engine thread launches by itself; a worker may still launch the step before.
-        begin_ns = max(now_ns, self._launcher_free_ns)
+        begin_ns = self._launcher_at(now_ns)
         stall_ns = 0 if self._profiler is None else self._profiler.step(begin_ns)
         if not batch.total_tokens:
             end_ns = max(begin_ns, self._device_free_ns) + stall_ns
+            self._launcher_free_ns = begin_ns + stall_ns + _EMPTY_NS
             if self._profiler is not None:
                 self._profiler.capture_empty(batch.step, begin_ns)
             return _Flight(batch, None, now_ns, end_ns, profiled), now_ns + stall_ns
@@ -351,6 +353,12 @@ class SimEngine:
         self._debt_ms -= paid
         return 1.0 - paid / total
 
+    def _launcher_at(self, now_ns: int) -> int:
+        """Return when the launcher hears of a call: a worker may still launch the step before."""
+        if self.config.tensor_parallel_size == 1:
+            return now_ns
+        return max(now_ns, self._launcher_free_ns)
+
     def _launch_ns(self, shape: StepShape) -> int:
         host = self.cost.host
         one_process = self.config.tensor_parallel_size == 1
@@ -383,7 +391,7 @@ class SimEngine:
         if profiler is None:
             done(False)
             return now_ns
-        begin_ns = max(now_ns, self._launcher_free_ns)
+        begin_ns = self._launcher_at(now_ns)
         if call == "start":
             end_ns = begin_ns + profiler.start(begin_ns) + self._effects.window_stall_ns
         else:
