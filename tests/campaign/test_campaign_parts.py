@@ -375,6 +375,18 @@ def test_a_limit_is_finite() -> None:
         limits_of(["ready_s=inf"])
 
 
+def test_a_program_is_a_whole_path_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opprof.cli.campaign import _program
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert _program("./python") == str(tmp_path / "python")
+    with pytest.raises(InputError, match="no such program"):
+        _program("./absent")
+
+
 def test_no_host_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opprof.cli.campaign import _whole_path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -70,6 +71,20 @@ def test_an_interpreter_that_cannot_be_asked(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\nexec sleep 60\n")
     with pytest.raises(EnvironmentFailure, match=r"within 0\.2 s"):
         versions((None, None), python=str(script), timeout_s=0.2)
+
+
+def test_what_an_interpreter_leaves_behind_is_ended_and_holds_nothing_up(tmp_path: Path) -> None:
+    script, left = tmp_path / "python", tmp_path / "left"
+    text = f'#!/bin/sh\nsleep 60 &\necho $! > "{left}"\nexec "{sys.executable}" "$@"\n'
+    script.write_text(text)
+    script.chmod(0o755)
+    found, _ = versions((None, None), python=str(script), timeout_s=30)
+    assert found.python == platform.python_version()
+    stat = Path(f"/proc/{left.read_text().strip()}/stat")
+    give_up = time.monotonic() + 30
+    while stat.exists() and stat.read_text().split()[2] != "Z":
+        assert time.monotonic() < give_up, "it lives on"
+        time.sleep(0.01)
 
 
 def test_noise_before_the_answer_is_no_harm(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -83,22 +84,32 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     launches_of(protocol, campaign)
     out = request.out.absolute()
     made = out.with_name(f".{out.name}.{campaign.id}.tmp")
-    store = Store(made, wall_ns=time.time_ns)
+    try:
+        _fill(Store(made, wall_ns=time.time_ns), request, campaign, protocol, data)
+        made.rename(out)
+    except OSError as error:
+        raise StateConflict(f"cannot be made: {error.strerror or error}", path=out) from error
+    finally:
+        # There no more unless something went wrong.
+        shutil.rmtree(made, ignore_errors=True)
+    sync_folder(out.parent)
+    return Store(out, wall_ns=time.time_ns)
+
+
+def _fill(
+    store: Store, request: Request, campaign: Campaign, protocol: Protocol, data: bytes
+) -> None:
+    made = store.folder
     made.mkdir(parents=True)
     write_atomic(store.protocol, data)
     write_atomic(made / "protocols" / f"00-{protocol.sha256[:12]}.toml", data)
     for record in planned_runs(protocol.file, request.options.only):
         store.save(record)
-    simulated = request.engine != "vllm"
-    first = opening(protocol.file.budget, wall_ns=store.wall_ns(), simulated=simulated)
+    first = opening(
+        protocol.file.budget, wall_ns=store.wall_ns(), simulated=request.engine != "vllm"
+    )
     create_ledger(made / LEDGER_NAME, first)
     write_atomic(made / "campaign.json", pretty(campaign))
-    try:
-        made.rename(out)
-    except OSError as error:
-        raise StateConflict(f"cannot be made: {error.strerror or error}", path=out) from error
-    sync_folder(out.parent)
-    return Store(out, wall_ns=time.time_ns)
 
 
 def _check_texts(request: Request) -> None:

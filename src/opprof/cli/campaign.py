@@ -172,6 +172,7 @@ def logs(folder: Path, run: str | None, follow: bool) -> None:
 def _request(flags: dict[str, Any]) -> Any:
     from opprof.campaign.begin import Request
     from opprof.campaign.options import Options, limits_of, make_sources, pairs
+    from opprof.campaign.site import MODEL_VARIABLE
     from opprof.errors import InputError
 
     try:
@@ -184,10 +185,14 @@ def _request(flags: dict[str, Any]) -> Any:
         raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
     if flags["host_file"] and flags["engine"] != "sim":
         raise InputError("--host-file needs --engine sim: a real engine runs on the real host")
+    local = flags["executor"] == "local"
+    variables = pairs(flags["variables"], "--var")
+    if MODEL_VARIABLE in variables:
+        variables[MODEL_VARIABLE] = _whole_path(variables[MODEL_VARIABLE])
     options = Options(
         limits=limits_of(flags["limits"]),
         server_command=flags["server_command"],
-        python=flags["python"],
+        python=_program(flags["python"]) if local and flags["python"] else flags["python"],
         engine_environment=pairs(flags["engine_environment"], "--engine-env"),
         base_port=flags["base_port"],
         only=list(flags["only"]),
@@ -203,7 +208,7 @@ def _request(flags: dict[str, Any]) -> Any:
         protocol=flags["protocol"],
         out=flags["out"],
         engine="sim-virtual" if flags["virtual"] else flags["engine"],
-        variables=pairs(flags["variables"], "--var"),
+        variables=variables,
         sources=make_sources(flags["private"], flags["manifests"]),
         time_scale=flags["time_scale"],
         seed=flags["seed"],
@@ -214,10 +219,21 @@ def _request(flags: dict[str, Any]) -> Any:
     )
 
 
-def _whole_path(host_file: str) -> str:
-    """The detached controller has another working folder; a packaged machine's name stays."""
-    path = Path(host_file)
-    return str(path.absolute()) if host_file and path.exists() else host_file
+def _whole_path(text: str) -> str:
+    """Servers and later controllers have other working folders; a name that is no path stays."""
+    path = Path(text)
+    return str(path.absolute()) if text and path.exists() else text
+
+
+def _program(python: str) -> str:
+    import shutil
+
+    from opprof.errors import InputError
+
+    found = shutil.which(python)
+    if found is None:
+        raise InputError(f"--python {python}: no such program here")
+    return str(Path(found).absolute())
 
 
 def _launch(folder: Path, sources: Any, foreground: bool) -> None:

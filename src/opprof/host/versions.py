@@ -6,7 +6,11 @@ versions, driver"). Nothing heavy is imported: importing torch takes seconds and
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +21,8 @@ from opprof.artifacts.environment import Versions
 from opprof.errors import EnvironmentFailure
 from opprof.host import version_probe
 
+_LOOK_S = 0.02
+_ANSWER_BYTES = 1 << 20
 _MISSING = {
     "msgspec": "not installed for this Python",
     "vllm": "not installed for this Python",
@@ -67,26 +73,44 @@ def _ask(
     python: str, environment: Mapping[str, str] | None, timeout_s: float
 ) -> dict[str, str | None]:
     source = Path(version_probe.__file__).read_text(encoding="utf-8")
-    try:
-        done = subprocess.run(
-            [python, "-c", source],
-            env=None if environment is None else dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=timeout_s,
-        )
-    except OSError as error:
-        reason = f"cannot start to ask its versions: {error.strerror or error}"
-        raise EnvironmentFailure(reason, path=python) from error
-    except subprocess.TimeoutExpired as error:
+    # A file, since what it leaves behind would keep a pipe open.
+    with tempfile.TemporaryFile() as answer:
+        try:
+            process = subprocess.Popen(
+                [python, "-c", source],
+                env=None if environment is None else dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = f"cannot start to ask its versions: {error.strerror or error}"
+            raise EnvironmentFailure(reason, path=python) from error
+        ended = _ends(process.pid, timeout_s)
+        # Not reaped yet: the group's number is still its own, and nothing of it stays.
+        os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        answer.seek(0)
+        said = answer.read(_ANSWER_BYTES)
+    if not ended:
         reason = f"did not tell its versions within {timeout_s:g} s"
-        raise EnvironmentFailure(reason, path=python) from error
+        raise EnvironmentFailure(reason, path=python)
     try:
         # The last line: a site's own start-up hooks may print before it.
-        last = done.stdout.splitlines()[-1:] or [b""]
+        last = said.splitlines()[-1:] or [b""]
         found = msgspec.json.decode(last[0], type=dict[str, str | None])
     except msgspec.DecodeError as error:
-        reason = f"did not tell its versions (exit status {done.returncode})"
+        reason = f"did not tell its versions (exit status {status})"
         raise EnvironmentFailure(reason, path=python) from error
     return {name: found.get(name) for name in (*_MISSING, "python", "kernel")}
+
+
+def _ends(pid: int, timeout_s: float) -> bool:
+    """Tell whether a child ends in time; it is not reaped."""
+    give_up = time.monotonic() + timeout_s
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_LOOK_S)
+    return True
