@@ -373,3 +373,13 @@ def test_stop_now_waits_for_no_drain(site: Site) -> None:
     assert burnin.attempt is not None
     (server,) = burnin.attempt.processes
     assert server.exit_status == -signal.SIGKILL
+
+
+def test_a_place_that_cannot_be_written_has_one_message(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    site.out = tmp_path / "file" / "campaign"
+    flags = ["--engine", "sim", "--private", str(site.private), "--var", "MODEL=tiny"]
+    place = ["start", str(site.protocol), "--out", str(site.out)]
+    said = site.opprof(*place, *flags, code=2).stderr
+    assert "cannot be made" in said
+    assert "Traceback" not in said
