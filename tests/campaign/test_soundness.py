@@ -162,6 +162,10 @@ def test_a_folder_that_was_moved_away_is_not_made_anew(store: Store) -> None:
     with pytest.raises(EnvironmentFailure, match="folder is gone"):
         store.save(record)
     assert not store.folder.exists()
+    store.folder.mkdir()
+    with pytest.raises(EnvironmentFailure, match="another stands in its place"):
+        store.save(record)
+    assert list(store.folder.iterdir()) == []
 
 
 def test_two_copies_of_a_campaign_have_one_controller(tmp_path: Path) -> None:

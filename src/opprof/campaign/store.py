@@ -75,6 +75,8 @@ class Store:
     def __init__(self, folder: Path, *, wall_ns: Callable[[], int]) -> None:
         self.folder = folder
         self.wall_ns = wall_ns
+        self._home: tuple[int, int] | None = None
+        """Device and inode of the folder, from the first write."""
         self._crash = CrashPoints(os.environ.get(CRASH_VARIABLE, ""))
 
     # ------------------------------------------------------------------ places
@@ -149,8 +151,16 @@ class Store:
 
     def _write(self, name: str, value: object) -> None:
         """Replace a file of the folder, which is never made anew where it was moved away."""
-        if not self.folder.is_dir():
-            raise EnvironmentFailure("the campaign's folder is gone", path=self.folder)
+        try:
+            here = self.folder.stat()
+        except OSError as error:
+            reason = f"the campaign's folder is gone: {error.strerror or error}"
+            raise EnvironmentFailure(reason, path=self.folder) from error
+        self._home = self._home or (here.st_dev, here.st_ino)
+        if (here.st_dev, here.st_ino) != self._home:
+            # A server or client that was under way made it again at its old place.
+            reason = "the campaign's folder is gone: another stands in its place"
+            raise EnvironmentFailure(reason, path=self.folder)
         write_atomic(self.folder / name, pretty(value))
 
     # ---------------------------------------------------------------------- run records
