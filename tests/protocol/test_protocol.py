@@ -156,3 +156,9 @@ def test_variables_are_expanded_or_refused() -> None:
     assert expand("--out ${PRIVATE}/x", {"PRIVATE": "p"}) == "--out p/x"
     with pytest.raises(InputError, match=r"no value for the variable \$\{PRIVATE\}"):
         expand("${PRIVATE}", {})
+
+
+@pytest.mark.parametrize("number", ["1e308", "inf", "nan", "99999999999999999999"])
+def test_a_number_that_no_record_holds_has_its_line(number: str) -> None:
+    with pytest.raises(SchemaError, match=r"edited.toml:\d+: .* at `\$\.statistics\.block_s`"):
+        edited("\nblock_s = ", f"\nblock_s = {number} # ")

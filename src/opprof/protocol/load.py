@@ -23,6 +23,7 @@ from opprof.protocol.model import Config, Pattern, ProtocolFile
 ENVIRONMENT_VARIABLE = "OPPROF_PROTOCOL"
 PACKAGED = "phase3"
 _LIMIT_BYTES = 4 << 20
+_EXACT_MAX = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
 
     Raises:
         InputError: the bytes are no UTF-8 TOML.
-        SchemaError: a key is missing, unknown or of the wrong type.
+        SchemaError: a key is missing, unknown or of the wrong type, or a number is one that no
+            record holds exactly.
     """
     try:
         text = data.decode("utf-8")
@@ -82,6 +84,9 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"not TOML: {error}", path=source, line=_toml_line(str(error))) from error
+    if (key := _unusable_number(tree, "$")) is not None:
+        reason = f"does not fit the protocol schema: no finite number below 2^53 - at `{key}`"
+        raise SchemaError(reason, path=source, line=_key_line(text, reason))
     try:
         file = msgspec.convert(tree, ProtocolFile)
     except msgspec.ValidationError as error:
@@ -90,6 +95,18 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
             f"does not fit the protocol schema: {error}", path=source, line=line
         ) from (error)
     return Protocol(file=file, sha256=sha256_bytes(data), source=source, data=data)
+
+
+def _unusable_number(value: object, key: str) -> str | None:
+    """Return the key of a number that is infinite, none, or beyond what JSON holds exactly."""
+    if isinstance(value, dict):
+        found = (_unusable_number(each, f"{key}.{name}") for name, each in value.items())
+    elif isinstance(value, list):
+        found = (_unusable_number(each, f"{key}[{index}]") for index, each in enumerate(value))
+    else:
+        fits = not isinstance(value, int | float) or abs(value) < _EXACT_MAX
+        return None if fits else key
+    return next((each for each in found if each is not None), None)
 
 
 def expand(template: str, variables: Mapping[str, str]) -> str:
