@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -383,3 +384,15 @@ def test_a_place_that_cannot_be_written_has_one_message(site: Site, tmp_path: Pa
     said = site.opprof(*place, *flags, code=2).stderr
     assert "cannot be made" in said
     assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_the_reason_that_is_told(site: Site) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        site.start("--only", "P01", "--serial", "--base-port", str(taken.getsockname()[1]))
+        site.wait_end()
+    stop = site.store.stop()
+    assert stop is not None
+    assert "is in use" in stop.reason
+    assert "nobody looked" not in stop.reason

@@ -282,7 +282,7 @@ class Attempt:
         """Everything that the controller itself has judged."""
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
         privacy = checks.privacy_gate(self._facts.scan_exit)
-        return [*self._around.gates(), *self._facts.engine_gates, health, privacy]
+        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, health, privacy]
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec

@@ -98,15 +98,18 @@ class Surroundings:
 
     # ------------------------------------------------------------------------- gates
 
-    def gates(self) -> list[Gate]:
-        """Judge what was seen (names as :mod:`opprof.campaign.gate_rules` knows them)."""
-        return [self.idle(), self._contamination(), self.memory(), self.clock_load()]
+    def gates(self, fault: str = "") -> list[Gate]:
+        """Judge what was seen (names as :mod:`opprof.campaign.gate_rules` knows them).
 
-    def idle(self) -> Gate:
+        ``fault``: what ended the attempt, told where it kept anybody from looking.
+        """
+        return [self.idle(fault), self._contamination(), self.memory(), self.clock_load()]
+
+    def idle(self, fault: str = "") -> Gate:
         """Nothing ran on the selected GPUs before the server was started."""
         look = self.looks.get("idle")
         if look is None:
-            return _gate("gpu_idle", "fail", "nobody looked before the launch")
+            return _gate("gpu_idle", "fail", fault or "nobody looked before the launch")
         if not self._gpus:
             return _gate("gpu_idle", "not_evaluable", _NO_GPU)
         numbers: dict[str, Value] = {
