@@ -321,9 +321,16 @@ def victims(site: Site, life: int) -> dict[str, list[int]]:
 
 
 def die_at_random(
-    site: Site, tally: Tally, wanted: dict[str, str], chance: random.Random, most: int
+    site: Site,
+    tally: Tally,
+    wanted: dict[str, str],
+    chance: random.Random,
+    most: int,
+    run_s: float,
 ) -> None:
     """One campaign that loses server, client, controller or all at random times.
+
+    The next kill comes within two undisturbed runs (``run_s`` each), so that a campaign gets on.
 
     Server and client of a run are killed once at most: their loss is an infrastructure fault, for
     which the protocol allows one exact rerun.
@@ -347,7 +354,7 @@ def die_at_random(
             life = site.life(site.resume_flags())
         first, ended = False, False
         while not ended and done < most:
-            until = time.monotonic() + chance.uniform(0.0, 4.0)
+            until = time.monotonic() + chance.uniform(0.0, 2 * run_s)
             while time.monotonic() < until and life.poll() is None:
                 if not under_way(site):
                     # A life that has not begun a run yet: its time does not count.
@@ -407,7 +414,8 @@ def main() -> int:
         die_at_every_point(site, tally, wanted, runs, most)
         chance = random.Random(options.seed)
         while tally.total < options.kills and len(tally.problems) < 10:
-            die_at_random(site, tally, wanted, chance, options.kills - tally.total)
+            most = options.kills - tally.total
+            die_at_random(site, tally, wanted, chance, most, took / len(runs))
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
