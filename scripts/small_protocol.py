@@ -2,9 +2,12 @@
 
     python scripts/small_protocol.py protocols/phase3.toml examples/rehearsal/three-patterns.toml
     python scripts/small_protocol.py protocols/phase3.toml examples/rehearsal/twins.toml --twins
+    python scripts/small_protocol.py protocols/phase3.toml \\
+        examples/rehearsal/twins-captured.toml --captured
 
 ``--twins`` gives the irregular pattern the workload of its control: the two differ in nothing but
 what a truth file plants, so a rehearsal shows which planted waste a design can find.
+``--captured`` are twins of which every step fits a captured graph, in a window as well.
 
 What is not cut keeps the original's text. Durations, the representativeness limit (eight steps
 cannot meet the original's: see docs/simulation.md) and the numbers of resamples are the small
@@ -28,6 +31,18 @@ TWIN_ROWS = {
     "P09": {"input": '"uniform:128:512"', "cell": '"twin of P01"'},
     # Steps of prefill alone, without which interference cannot be told from its parts.
     "P02": {"output": '"fixed:1"', "cell": '"prefill only"'},
+}
+CAPTURED_ROWS = {
+    "C00": {
+        "max_num_seqs": "512",
+        "max_num_batched_tokens": "512",
+        "flags": '["--max-num-seqs", "512", "--max-num-batched-tokens", "512"]',
+        "purpose": '"Every step fits a captured graph"',
+    },
+}
+CAPTURED_VALUES = {
+    "id": '"twins-captured"',
+    "title": '"Twin patterns of which every step replays a graph, for rehearsals of opaque ones"',
 }
 TWIN_VALUES = {
     "id": '"twins"',
@@ -67,13 +82,15 @@ IN_TABLE = {
 }
 
 
-def shrink(text: str, *, twins: bool) -> str:
-    """Return the small protocol's text."""
+def shrink(text: str, *, twins: bool = False, captured: bool = False) -> str:
+    """Return the small protocol's text; ``captured`` ones are twins."""
+    twins = twins or captured
     head, *blocks = re.split(r"(?m)^(?=\[)", text)
     kept = [block for block in blocks if _kept(block, twins)]
-    values = {**VALUES, **TWIN_VALUES} if twins else VALUES
-    head = _set(head, "", values) + "amendments = []\nopen_decisions = []\n\n"
-    body = "".join(_set(block, _name(block), values) for block in kept)
+    values = {**VALUES, **(TWIN_VALUES if twins else {}), **(CAPTURED_VALUES if captured else {})}
+    rows = {**(TWIN_ROWS if twins else {}), **(CAPTURED_ROWS if captured else {})}
+    head = _set(head, "", values, rows) + "amendments = []\nopen_decisions = []\n\n"
+    body = "".join(_set(block, _name(block), values, rows) for block in kept)
     return _with_arithmetic(head + body)
 
 
@@ -93,10 +110,9 @@ def _kept(block: str, twins: bool) -> bool:
     return name not in DROPPED_TABLES | DROPPED_LISTS
 
 
-def _set(block: str, table: str, values: dict[str, str]) -> str:
+def _set(block: str, table: str, values: dict[str, str], rows: dict[str, dict[str, str]]) -> str:
     identity = re.search(r'(?m)^id = "([^"]+)"', block)
-    twins = table == "patterns" and values["id"] == '"twins"' and identity is not None
-    row = TWIN_ROWS.get(identity.group(1), {}) if twins and identity is not None else {}
+    row = {} if identity is None else rows.get(identity.group(1), {})
 
     def replace(match: re.Match[str]) -> str:
         key = match.group(1)
@@ -131,7 +147,8 @@ def _with_arithmetic(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     source, target = (Path(text) for text in arguments[:2])
-    target.write_text(shrink(source.read_text(), twins="--twins" in arguments))
+    twins, captured = "--twins" in arguments, "--captured" in arguments
+    target.write_text(shrink(source.read_text(), twins=twins, captured=captured))
     return 0
 
 

@@ -121,3 +121,18 @@ def test_planted_slowness_slows(effects: Effects, bench: Callable[..., Bench]) -
         ends.append(steps(one.path)[-1].complete_mono_ns)
         one.path.unlink()
     assert ends[1] > ends[0] * 1.02
+
+
+def test_planted_slowness_slows_steps_that_wait_for_their_launches(
+    bench: Callable[..., Bench],
+) -> None:
+    took = []
+    for factor in (1.0, 1.5):
+        one = bench(effects=Effects(slowdown=factor))
+        one.add(600, 1)
+        one.run()
+        # Too many tokens for a graph: an eager launch takes several times as long as the kernels.
+        first = steps(one.path)[0]
+        took.append(first.complete_mono_ns - first.submit_mono_ns)
+        one.path.unlink()
+    assert took[1] / took[0] == pytest.approx(1.5, rel=0.05)

@@ -31,7 +31,7 @@ from opprof.engines.sim.profiler import CapturedStep, Profiler
 from opprof.engines.sim.scheduler import Scheduler
 
 MS = 1_000_000
-_PAY_BACK = 0.25
+_PAY_BACK = 0.5
 """Largest part of a pure step that pays back planted interference."""
 _EMPTY_NS = 100_000
 """A worker's time for a step that runs no model."""
@@ -273,10 +273,12 @@ class SimEngine:
                 self._profiler.capture_empty(batch.step, begin_ns)
             return _Flight(batch, None, now_ns, end_ns, profiled), now_ns + stall_ns
         dispatch, shape = self._dispatch(batch)
-        parts = self._parts(shape, batch)
+        parts, launch_ms = self._planned_ms(shape)
+        pace = self._pace(max(sum(parts.values()), launch_ms), batch)
+        parts = self._parts(parts, shape, pace)
         kernel_ns = round(sum(parts.values()) * MS)
         gap_ns = round(self.cost.host.gap_ms[dispatch.mode] * MS)
-        launched_ns = begin_ns + stall_ns + self._launch_ns(shape)
+        launched_ns = begin_ns + stall_ns + self._launch_ns(launch_ms * pace, shape)
         self._launcher_free_ns = launched_ns
         start_ns = begin_ns + stall_ns + round(self.cost.host.first_kernel_ms * MS)
         start_ns = max(start_ns, self._device_free_ns)
@@ -322,17 +324,33 @@ class SimEngine:
         )
         return dispatch, shape
 
-    def _parts(self, shape: StepShape, batch: Batch) -> dict[str, float]:
-        """Return the parts' milliseconds with noise and everything planted."""
-        effects, noise = self._effects, self.cost.noise
-        parts = self.model.part_ms(shape)
-        profiled = self._profiler is not None and self._profiler.is_active
-        factor = self._spread(noise.step_sigma) * self._drifted() * effects.slowdown
+    def _planned_ms(self, shape: StepShape) -> tuple[dict[str, float], float]:
+        """Return the parts' and the launch's milliseconds without noise or anything planted."""
+        host = self.cost.host
+        one_process = self.config.tensor_parallel_size == 1
+        launch_ms = (host.launch_ms if one_process else host.launch_worker_ms)[shape.mode]
+        return self.model.part_ms(shape), launch_ms + host.launch_request_ms * shape.rows
+
+    def _pace(self, step_ms: float, batch: Batch) -> float:
+        """Return the factor of all that is planted on a step of ``step_ms``.
+
+        It is on kernels and launch alike: a step that waits for its launches takes as much longer
+        as one that waits for its kernels.
+        """
+        effects = self._effects
+        pace = effects.slowdown
         if effects.interference:
-            factor *= self._interfered(parts, mixed=bool(batch.decodes and batch.chunks))
+            pace *= self._interfered(step_ms, mixed=bool(batch.decodes and batch.chunks))
         neighbour = effects.neighbour
         if neighbour is not None and neighbour.from_ns <= self._clock.now_ns() < neighbour.to_ns:
-            factor *= neighbour.factor
+            pace *= neighbour.factor
+        return pace
+
+    def _parts(self, parts: dict[str, float], shape: StepShape, pace: float) -> dict[str, float]:
+        """Return the parts' milliseconds with noise and everything planted."""
+        effects, noise = self._effects, self.cost.noise
+        profiled = self._profiler is not None and self._profiler.is_active
+        factor = self._spread(noise.step_sigma) * self._drifted() * pace
         if effects.lead is not None or effects.same_shares:
             parts = effects.shares(parts, shape.mode)
         if profiled:
@@ -342,16 +360,16 @@ class SimEngine:
             }
         return {name: value * factor for name, value in parts.items()}
 
-    def _interfered(self, parts: dict[str, float], *, mixed: bool) -> float:
+    def _interfered(self, step_ms: float, *, mixed: bool) -> float:
         """Return the factor of planted interference; pure steps pay back where it costs nothing."""
-        effects, total = self._effects, sum(parts.values())
+        effects = self._effects
         if mixed:
             if not effects.interference_costs:
-                self._debt_ms += effects.interference * total
+                self._debt_ms += effects.interference * step_ms
             return 1.0 + effects.interference
-        paid = min(self._debt_ms, _PAY_BACK * total)
+        paid = min(self._debt_ms, _PAY_BACK * step_ms)
         self._debt_ms -= paid
-        return 1.0 - paid / total
+        return 1.0 - paid / step_ms
 
     def _launcher_at(self, now_ns: int) -> int:
         """Return when the launcher hears of a call: a worker may still launch the step before."""
@@ -359,13 +377,9 @@ class SimEngine:
             return now_ns
         return max(now_ns, self._launcher_free_ns)
 
-    def _launch_ns(self, shape: StepShape) -> int:
-        host = self.cost.host
-        one_process = self.config.tensor_parallel_size == 1
-        launch = (host.launch_ms if one_process else host.launch_worker_ms)[shape.mode]
-        launch += host.launch_request_ms * shape.rows
-        launch *= self._spread(host.launch_sigma[shape.mode]) * self._host_factor()
-        return round(launch * MS)
+    def _launch_ns(self, launch_ms: float, shape: StepShape) -> int:
+        spread = self._spread(self.cost.host.launch_sigma[shape.mode])
+        return round(launch_ms * spread * self._host_factor() * MS)
 
     def _host_factor(self) -> float:
         is_open = self._profiler is not None and self._profiler.is_recording
