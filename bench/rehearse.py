@@ -1,11 +1,11 @@
-"""What a rehearsal costs: one cell at full length, a whole campaign, repeats on the fast path.
+"""What a rehearsal costs: one cell at full length, a whole campaign, repeats.
 
     python bench/rehearse.py cell [P03 C00]      two full-length runs of the packaged protocol
     python bench/rehearse.py campaign [--jobs N] the packaged protocol's whole campaign
     python bench/rehearse.py repeats N [FILE]    N repeats of protocols/small.toml or FILE
 
-Prints virtual seconds, wall and processor seconds (children included), and their limits from the
-issue beside them: 30 s a run, 60 s a cell, 60 minutes a campaign, 10 minutes for 200 repeats.
+Prints virtual seconds, wall seconds, processor seconds of this process (not of workers), and limits
+beside them: 30 s a run, 60 s a cell, 60 minutes a campaign, 10 minutes for 200 repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def measured(work: Callable[[], str], limit_s: float) -> None:
     text = work()
     took, after = time.perf_counter() - wall, os.times()
     cpu = sum(after[:4]) - sum(before[:4])
-    print(f"{text}\n  wall {took:.1f} s (limit {limit_s:g} s), processor {cpu:.1f} s")
+    print(f"{text}\n  wall {took:.1f} s (limit {limit_s:g} s), processor of this process {cpu:.1f} s")
 
 
 def cell(protocol: Protocol, pattern: str, config: str) -> str:
