@@ -33,7 +33,9 @@ def measured(work: Callable[[], str], limit_s: float) -> None:
     text = work()
     took, after = time.perf_counter() - wall, os.times()
     cpu = sum(after[:4]) - sum(before[:4])
-    print(f"{text}\n  wall {took:.1f} s (limit {limit_s:g} s), processor of this process {cpu:.1f} s")
+    print(
+        f"{text}\n  wall {took:.1f} s (limit {limit_s:g} s), this process {cpu:.1f} s of processor"
+    )
 
 
 def cell(protocol: Protocol, pattern: str, config: str) -> str:
