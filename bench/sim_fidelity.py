@@ -21,6 +21,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from cost_model.samples import find_runs
+
 from opprof.analysis.run import analyze_run
 from opprof.artifacts.run import RequestRecord, Timeline
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
@@ -155,15 +158,6 @@ def figures(root: Path, protocol: Protocol) -> dict[str, float]:
         for family in FAMILIES if len(chosen) >= STEPS_MIN else ():
             found[f"share {mode} {family}"] = sum(f.get(family, 0) for f in chosen) / total
     return found
-
-
-def find_runs(paths: list[Path]) -> list[Path]:
-    """Return the run directories among ``paths`` and directly below them."""
-    roots = []
-    for path in paths:
-        below = sorted(one for one in path.iterdir() if (one / "client").is_dir())
-        roots += [path] if (path / "client").is_dir() else below
-    return roots
 
 
 def main() -> int:

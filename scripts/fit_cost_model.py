@@ -24,7 +24,7 @@ import msgspec
 from cost_model.device import bare, fit_parts
 from cost_model.frontend import WIRE_MS, fit_frontend
 from cost_model.host import fit_host, fit_noise, fit_profiler
-from cost_model.samples import Run, Sample, read_run
+from cost_model.samples import Run, Sample, find_runs, read_run
 
 from opprof.engines.sim.cost import CostFile, CostModel, FrontendTimes, families_of, load_cost
 from opprof.mapping import FAMILIES
@@ -70,15 +70,6 @@ def fit(runs: list[Run], held_out: str, *, frontend: FrontendTimes | None = None
     )
     everything = [sample for run in runs for sample in run.samples]
     return msgspec.structs.replace(file, residuals=residuals(everything, file))
-
-
-def find_runs(paths: list[Path]) -> list[Path]:
-    """Return the run directories among ``paths`` and directly below them."""
-    roots = []
-    for path in paths:
-        below = sorted(one for one in path.iterdir() if (one / "client").is_dir())
-        roots += [path] if (path / "client").is_dir() else below
-    return roots
 
 
 def main() -> int:

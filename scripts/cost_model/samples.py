@@ -52,6 +52,15 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
 
 
+def find_runs(paths: list[Path]) -> list[Path]:
+    """Return the run directories among ``paths`` and directly below them."""
+    roots = []
+    for path in paths:
+        below = sorted(one for one in path.iterdir() if (one / "client").is_dir())
+        roots += [path] if (path / "client").is_dir() else below
+    return roots
+
+
 def read_run(root: Path, protocol: Protocol) -> Run:
     inputs = read_inputs(root)
     side = read_layer1(inputs, protocol)

@@ -9,7 +9,8 @@
 # bring  decide, verify, scan, and leave tar files in OUT
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-parts=/tmp/opprof-parts site=/tmp/opprof-site model=/tmp/opprof-model work=/tmp/opprof-campaign
+root=${OPPROF_GPU:-~/.cache/opprof-gpu}
+parts=$root/parts site=$root/site model=$root/model work=$root/campaign
 scale=${TIME_SCALE:-0.05}
 export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1
 opprof() { python3 -m opprof "$@"; }

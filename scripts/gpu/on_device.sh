@@ -4,8 +4,9 @@
 # usage: on_device.sh keep SLICE_DIR...   |   on_device.sh STAGE OUT
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-parts=/tmp/opprof-parts
-export SITE=/tmp/opprof-site MODEL=/tmp/opprof-model
+root=${OPPROF_GPU:-~/.cache/opprof-gpu}
+parts=$root/parts
+export SITE=$root/site MODEL=$root/model
 
 if [ "$1" = keep ]; then
   shift
@@ -22,4 +23,4 @@ fi
 [ -f "$MODEL/tokenizer.json" ] || PYTHONPATH=$SITE python3 scripts/gpu/make_model.py "$MODEL"
 export PYTHONUNBUFFERED=1
 exec python3 scripts/gpu/experiments.py "$1" --site "$SITE" --model "$MODEL" \
-  --work "/tmp/opprof-work/$1" --out "$2"
+  --work "$root/work/$1" --out "$2"

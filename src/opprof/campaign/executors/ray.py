@@ -18,6 +18,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,11 @@ class RayExecutor:
         """
         ray = await connect(settings.address, campaign.id, settings.limits)
         executor = cls(ray, campaign, folder, settings, grace_s, say)
-        try:
+        async with AsyncExitStack() as unless_manned:
+            unless_manned.push_async_callback(executor.close)
             nodes = await find_nodes(ray, wanted, settings.limits, say)
             stations = await asyncio.gather(*(executor._man(node) for node in nodes))
-        except BaseException:
-            await executor.close()
-            raise
+            unless_manned.pop_all()
         executor._stations = {station.node.name: station for station in stations}
         return executor
 
