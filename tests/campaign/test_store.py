@@ -9,12 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opprof.artifacts.campaign import Attempt, Phase, RunRecord, Slot, Stop, Transition
+from opprof.artifacts.campaign import (
+    Attempt,
+    Phase,
+    ProcessRecord,
+    RunRecord,
+    Slot,
+    Stop,
+    Transition,
+)
 from opprof.campaign import state
+from opprof.campaign.processes import Ended
 from opprof.campaign.store import (
     CRASH_VARIABLE,
     CrashPoints,
@@ -126,6 +136,28 @@ def test_an_attempt_its_controller_left_is_charged_to_its_last_sign_of_life(
     (recovered,) = state.recover(here, "0" * 64, lambda _: None)
     assert recovered.attempt is not None
     assert recovered.attempt.phase == "interrupted"
+    assert recovered.attempt.gpu_seconds == gpu_s
+
+
+@pytest.mark.usefixtures("kept_in_place")
+@pytest.mark.parametrize(
+    ("boot", "session", "gpu_s"), [("b", 44, 9.0), ("b", 45, 0.0), ("c", 44, 0.0)]
+)
+def test_an_attempt_whose_server_lived_on_is_charged_until_it_was_ended(
+    tmp_path: Path, boot: str, session: int, gpu_s: float
+) -> None:
+    """A server that has written nothing yet gives no other sign of life."""
+    here = Store(tmp_path, wall_ns=lambda: 9 * 10**9 + 1)
+    left = record()
+    assert left.attempt is not None
+    server = ProcessRecord("server", "h", 44, 5, "b", 44, [], 1)
+    attempts = [msgspec.structs.replace(left.attempt, processes=[server])]
+    here.save(msgspec.structs.replace(left, attempts=attempts))
+    (tmp_path / "runs" / "P01-C00-saturation").mkdir(parents=True)
+    os.utime(tmp_path / "runs" / "P01-C00-saturation", ns=(1, 1))
+    survivors = [Ended(boot, session, "ended")]
+    (recovered,) = state.recover(here, "0" * 64, lambda _: None, survivors)
+    assert recovered.attempt is not None
     assert recovered.attempt.gpu_seconds == gpu_s
 
 

@@ -18,6 +18,7 @@ from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.environment import ModelFingerprint, Versions
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.campaign.processes import Ended
 from opprof.errors import EnvironmentFailure
 
 Fault = Literal["", "infrastructure", "semantic", "interrupted"]
@@ -180,6 +181,16 @@ class Halt:
         await self._hurry.wait()
 
 
+@dataclass(frozen=True)
+class CleanedUp:
+    """What was found of an earlier controller."""
+
+    ended: list[Ended]
+    """Its processes that had outlived it."""
+    lines: list[str]
+    """What else there is to tell."""
+
+
 class RunExecutor(Protocol):
     """Executes one attempt on its slot.
 
@@ -200,6 +211,6 @@ class RunExecutor(Protocol):
         """
         ...
 
-    async def clean_up(self, campaign: str) -> list[str]:
-        """End what an earlier controller left behind; return a line for each process met."""
+    async def clean_up(self, campaign: str) -> CleanedUp:
+        """End what an earlier controller left behind, and bring home what it left elsewhere."""
         ...

@@ -130,9 +130,10 @@ async def _run(
     hosts: Sequence[Topology],
 ) -> int:
     options = options_of(campaign)
-    for line in await executor.clean_up(campaign.id):
+    found = await executor.clean_up(campaign.id)
+    for line in [*(each.line for each in found.ended), *found.lines]:
         say(line)
-    records = state.recover(store, binding.protocol.sha256, say)
+    records = state.recover(store, binding.protocol.sha256, say, found.ended)
     ledger.append(
         settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)
     )

@@ -46,6 +46,17 @@ class Seen:
     session: int = 0
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A process of an earlier controller that lived until now and was ended."""
+
+    boot_id: str
+    session: int
+    """Of the server or client that it belonged to, which is that one's ``pgid`` as recorded."""
+    line: str
+    """For the log."""
+
+
 class ProcessTable:
     """``/proc`` of this boot; tests give a folder of their own and a killer that only notes."""
 

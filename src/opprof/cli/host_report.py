@@ -96,6 +96,23 @@ def show_host(report: HostReport) -> None:
         echo("placement      as the protocol's map says")
 
 
+def show_map(host_file: str | None, gpus: str | None) -> None:
+    """Print a [placement] for the machine, to put into a protocol.
+
+    Raises:
+        InputError: no such host file or GPU, or the machine has no map (see
+            :func:`opprof.campaign.places.split_cpus`).
+        EnvironmentFailure: the driver cannot be asked.
+    """
+    import json
+
+    from opprof.campaign.places import choose_gpus, split_cpus
+
+    topology = _open(host_file).topology()
+    masks, nodes = split_cpus(choose_gpus(topology, [] if gpus is None else _indices(gpus)))
+    click.echo(f"gpus = {len(masks)}\ncpu_map = {json.dumps(masks)}\nnuma_nodes = {nodes}")
+
+
 def _show_machine(state: HostState, free: int) -> None:
     governors = state.cpu_governors or {}
     click.echo(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome
-from opprof.campaign.processes import ProcessTable, end_marked
+from opprof.campaign.attempt import AttemptSpec, CleanedUp, Halt, Journal, Meeting, Outcome
+from opprof.campaign.processes import Ended, ProcessTable, end_marked
 from opprof.campaign.run_attempt import Attempt
 from opprof.campaign.store import Store
 from opprof.host.ports import Host
@@ -27,7 +27,7 @@ class LocalExecutor:
         """Run the attempt to its end."""
         return await Attempt(spec, journal, halt, self._table, self._host, meeting).run()
 
-    async def clean_up(self, campaign: str) -> list[str]:
+    async def clean_up(self, campaign: str) -> CleanedUp:
         """End what an earlier controller left behind."""
         folder = self._folder
         records = [] if folder is None else Store(folder, wall_ns=time.time_ns).runs()
@@ -39,4 +39,11 @@ class LocalExecutor:
             records=[p for each in records for a in each.attempts for p in a.processes],
             folder=folder,
         )
-        return [f"ended pid {seen.pid} of group {seen.pgid}" for seen in met]
+        boot = self._table.boot_id
+        return CleanedUp(
+            [
+                Ended(boot, seen.session, f"ended pid {seen.pid} of group {seen.pgid}")
+                for seen in met
+            ],
+            [],
+        )

@@ -30,6 +30,7 @@ from opprof.campaign.processes import (
     ATTEMPT_VARIABLE,
     CAMPAIGN_VARIABLE,
     RUN_VARIABLE,
+    Ended,
     ProcessTable,
     end_marked,
 )
@@ -173,15 +174,16 @@ class Warden:
 
     def end(
         self, run: str | None, grace_s: float, records: Sequence[ProcessRecord], folder: str
-    ) -> list[str]:
-        """End everything on this machine that is the campaign's; return a line for each.
+    ) -> list[Ended]:
+        """End everything on this machine that is the campaign's; return what was met.
 
         That is what carries its mark, and what belongs to a recorded session of this boot and
         works below the campaign's folder, or below the scratch folder where ``folder`` is empty.
         """
+        table = ProcessTable()
         met = asyncio.run(
             end_marked(
-                ProcessTable(),
+                table,
                 self._campaign,
                 run=run,
                 grace_s=grace_s,
@@ -189,7 +191,14 @@ class Warden:
                 folder=Path(folder) if folder else self._scratch,
             )
         )
-        return [f"{self._name}: ended pid {seen.pid} of group {seen.pgid}" for seen in met]
+        return [
+            Ended(
+                table.boot_id,
+                seen.session,
+                f"{self._name}: ended pid {seen.pid} of group {seen.pgid}",
+            )
+            for seen in met
+        ]
 
 
 class Bridge:
