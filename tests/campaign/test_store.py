@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from opprof.artifacts.campaign import (
     Attempt,
     Phase,
-    ProcessRecord,
     RunRecord,
     Slot,
     Stop,
@@ -33,6 +32,7 @@ from opprof.campaign.store import (
     is_locked,
 )
 from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
+from opprof.host.birthmark import birthmark
 
 PHASES: tuple[Phase, ...] = ("serving", "loading", "draining", "cleaning", "checking", "complete")
 
@@ -141,21 +141,17 @@ def test_an_attempt_its_controller_left_is_charged_to_its_last_sign_of_life(
 
 @pytest.mark.usefixtures("kept_in_place")
 @pytest.mark.parametrize(
-    ("boot", "session", "gpu_s"), [("b", 44, 9.0), ("b", 45, 0.0), ("c", 44, 0.0)]
+    ("run", "gpu_s"), [("P01-C00-saturation", 9.0), ("P01-C00-moderate", 0.0), ("", 0.0)]
 )
 def test_an_attempt_whose_server_lived_on_is_charged_until_it_was_ended(
-    tmp_path: Path, boot: str, session: int, gpu_s: float
+    tmp_path: Path, run: str, gpu_s: float
 ) -> None:
     """A server that has written nothing yet gives no other sign of life."""
     here = Store(tmp_path, wall_ns=lambda: 9 * 10**9 + 1)
-    left = record()
-    assert left.attempt is not None
-    server = ProcessRecord("server", "h", 44, 5, "b", 44, [], 1)
-    attempts = [msgspec.structs.replace(left.attempt, processes=[server])]
-    here.save(msgspec.structs.replace(left, attempts=attempts))
+    here.save(record())
     (tmp_path / "runs" / "P01-C00-saturation").mkdir(parents=True)
     os.utime(tmp_path / "runs" / "P01-C00-saturation", ns=(1, 1))
-    survivors = [Ended(boot, session, "ended")]
+    survivors = [Ended(birthmark("c", run), "ended")]
     (recovered,) = state.recover(here, "0" * 64, lambda _: None, survivors)
     assert recovered.attempt is not None
     assert recovered.attempt.gpu_seconds == gpu_s

@@ -212,8 +212,6 @@ class Attempt:
                 self._spec.campaign.id,
                 run=self._spec.run,
                 grace_s=0.0 if self._halt.now else limits.grace_s,
-                records=[child.record for child in self._children],
-                folder=self._folder,
             )
             facts.leftovers = [f"pid {seen.pid}" for seen in met]
             await self._around.memory_back()
@@ -310,6 +308,8 @@ class Attempt:
             self._table,
             role,
             command,
+            campaign=self._spec.campaign.id,
+            run=self._spec.run,
             environment=environment,
             log=log,
             cwd=self._folder,

@@ -25,6 +25,7 @@ from opprof.campaign.plan import ACTIVE
 from opprof.campaign.processes import Ended
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import OpprofError
+from opprof.host.birthmark import is_born_in
 from opprof.integrity.provenance import record_folder, record_path
 
 _BAD: frozenset[GateOutcome] = frozenset({"fail"})
@@ -176,7 +177,6 @@ def recover(
     the ``survivors`` that were just ended, and else until the last file in its folder was written:
     one that died with its machine long ago is not charged for the days since. Returns the records.
     """
-    sessions = {(each.boot_id, each.session) for each in survivors}
     records, planned = [], store.runs()
     for record in planned:
         attempt = record.attempt
@@ -188,7 +188,7 @@ def recover(
                 record = _completed_late(store, record, protocol_sha256, say)
             else:
                 say(f"{record.run}: attempt {attempt.number} was broken off in {record.state}")
-                lived = any((each.boot_id, each.pgid) in sessions for each in attempt.processes)
+                lived = any(is_born_in(each.birthmark, record.run) for each in survivors)
                 record = interrupt(
                     store,
                     record,

@@ -140,7 +140,9 @@ def stop(folder: Path, now: bool) -> None:
     """End the controller; what is complete stays, everything else can be resumed."""
     from opprof.campaign.watch import stop_controller
 
-    click.echo(stop_controller(folder.absolute(), now=now))
+    click.echo(
+        stop_controller(folder.absolute(), now=now, say=lambda line: click.echo(line, err=True))
+    )
 
 
 @group.command("status")

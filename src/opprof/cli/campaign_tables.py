@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from opprof.artifacts.campaign import Campaign, RunRecord, Stop
+from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Stop
 from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.ledger import balance
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.plan import standings
+from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store
-from opprof.campaign.watch import controller_state
+from opprof.campaign.watch import controller_state, standstill
 from opprof.cli.options import print_json
 from opprof.protocol import load_protocol
 from opprof.protocol.model import ProtocolFile
@@ -62,7 +63,7 @@ def _facts(store: Store) -> dict[str, Any]:
     sums = balance(read_ledger(store.folder / LEDGER_NAME))
     return {
         "campaign": store.campaign(),
-        "controller": {"state": state, "record": controller},
+        "controller": {"state": state, "record": controller, "standstill": _held(controller)},
         "stop": store.stop(),
         "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
         "expected_left_s": _expected_left_s(store.runs(), _protocol(store), store.campaign()),
@@ -121,10 +122,16 @@ def _renderable(store: Store) -> Any:
         f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved of "
         f"{protocol.budget.gpu_hours_max:g}",
     ]
+    if held := _held(controller):
+        lines.append(held)
     left_s = _expected_left_s(records, protocol, campaign)
     if left_s:
         lines.append(f"still to run: about {left_s / 3600:.2f} h, one cell after the other")
     return Group(*map(escape, lines), table, *_stop_lines(store.stop()))
+
+
+def _held(controller: ControllerRecord | None) -> str:
+    return "" if controller is None else standstill(ProcessTable(), controller)
 
 
 def _protocol(store: Store) -> ProtocolFile:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -51,7 +50,6 @@ from opprof.campaign.executors.ray_errand import Courier, Errand, Station, lost_
 from opprof.campaign.executors.ray_node import Warden
 from opprof.campaign.executors.ray_worker import ENTRY
 from opprof.campaign.processes import Ended
-from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure, InputError, OpprofError
 from opprof.files import read_bytes
 
@@ -227,17 +225,8 @@ class RayExecutor:
             theirs.unlink(missing_ok=True)
 
     async def _end(self, station: Station, run: str | None, grace_s: float) -> list[Ended]:
-        """End what is the campaign's on a node; a lost mark is made up for by the records."""
-        runs = Store(self._folder, wall_ns=time.time_ns).runs()
-        records = [
-            process
-            for each in runs
-            if run in (None, each.run)
-            for attempt in each.attempts
-            for process in attempt.processes
-        ]
-        folder = str(self._folder) if station.shared else ""
-        found: list[Ended] = await self._ask(station, "end", run, grace_s, records, folder)
+        """End what is the campaign's on a node."""
+        found: list[Ended] = await self._ask(station, "end", run, grace_s)
         return found
 
     async def _ask(self, station: Station, method: str, *arguments: Any) -> Any:
