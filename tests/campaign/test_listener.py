@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from opprof.campaign import server
-from opprof.campaign.listener import listening_inodes, listens
+from opprof.campaign.listener import holder, listening_inodes, listens
 from opprof.campaign.options import Options
 from opprof.errors import EnvironmentFailure
 
@@ -26,10 +26,12 @@ def test_only_the_holder_of_the_listening_socket_listens(family: socket.AddressF
         assert not listens(port, [os.getpid()])
         holder.listen()
         assert listens(port, [os.getpid()])
+        assert holder(port).startswith(f"pid {os.getpid()} (")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
             assert not listens(port, [other.pid])
             other.kill()
     assert not listening_inodes(port)
+    assert holder(port) == ""
 
 
 def test_health_of_another_process_is_refused(

@@ -111,7 +111,6 @@ class Facts:
     launched_mono_ns: int | None = None
     freed_mono_ns: int | None = None
     signal_wall_ns: int | None = None
-    leftovers: list[str] = field(default_factory=list)
     log_bytes_at_kill: int | None = None
     """Length of the server's log when it had to be killed; what follows is no fault of the run."""
     engine_gates: list[Gate] = field(default_factory=list)

@@ -39,6 +39,7 @@ from opprof.campaign.processes import (
     RUN_VARIABLE,
     Child,
     ProcessTable,
+    Seen,
     end_marked,
     spawn,
 )
@@ -213,10 +214,18 @@ class Attempt:
                 run=self._spec.run,
                 grace_s=0.0 if self._halt.now else limits.grace_s,
             )
-            facts.leftovers = [f"pid {seen.pid}" for seen in met]
+            self._note_leftovers(met)
             await self._around.memory_back()
             await self._around.look("cleanup")
             facts.freed_mono_ns = time.monotonic_ns()
+
+    def _note_leftovers(self, met: list[Seen]) -> None:
+        """Say in ``commands.log`` what the server and the client left behind; it is ended."""
+        try:
+            for seen in met:
+                self._commands.line("cleanup", f"kill {seen.pid}", self._wall_ns())
+        except EnvironmentFailure as error:
+            self._place_failure = self._place_failure or error
 
     async def _drain(self, server: Child) -> None:
         """SIGTERM to the API parent, which drains its engine; SIGKILL to the group at the end."""
