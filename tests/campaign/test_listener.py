@@ -20,11 +20,11 @@ from opprof.errors import EnvironmentFailure
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_only_the_holder_of_the_listening_socket_listens(family: socket.AddressFamily) -> None:
-    with socket.socket(family) as holder:
-        holder.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    with socket.socket(family) as owner:
+        owner.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        port = owner.getsockname()[1]
         assert not listens(port, [os.getpid()])
-        holder.listen()
+        owner.listen()
         assert listens(port, [os.getpid()])
         assert holder(port).startswith(f"pid {os.getpid()} (")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
