@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

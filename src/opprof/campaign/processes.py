@@ -322,7 +322,7 @@ async def end_marked(
 
 
 def ended(met: Iterable[Seen], where: str = "") -> list[Ended]:
-    """Return what :func:`end_marked` met, each with a line for the log that begins with ``where``."""
+    """Return what :func:`end_marked` met, with lines for the log that begin with ``where``."""
     return [
         Ended(seen.birthmark, f"{where}ended pid {seen.pid} of group {seen.pgid}")
         for seen in met
