@@ -127,8 +127,8 @@ def test_the_small_table_is_sound() -> None:
         ("gemm = ['gemm']", "gemm = []", ("sets.gemm", "empty")),
         ("gemm = ['gemm']", "gemm = ['*']", ("sets.gemm[0]", "bad regular expression")),
         ("gemm = ['gemm']", "gemm = ['@gemm']", ("sets.gemm[0]", "cannot refer")),
-        ("schema = 1", "schema = 1\nschema = 1", ("no valid TOML", "line 2")),
-        ("schema = 1", "schema = ", ("no valid TOML", "line 1")),
+        ("schema = 1", "schema = 1\nschema = 1", ("not TOML", "line 2")),
+        ("schema = 1", "schema = ", ("not TOML", "line 1")),
         ("names = ['flash']\n", "names = ['flash']\r\n", ("LF line ends",)),
     ],
 )

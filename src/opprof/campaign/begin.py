@@ -26,6 +26,7 @@ from opprof.campaign.manifests import check_places, make_missing
 from opprof.campaign.options import (
     Options,
     Sources,
+    check_environment,
     check_text,
     check_time_scale,
     check_variables,
@@ -73,6 +74,7 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     if request.out.exists() or request.out.is_symlink():
         raise StateConflict("exists: a campaign never goes into a folder", path=request.out)
     _check_texts(request)
+    check_environment(request.options.engine_environment)
     check_executor(request.executor, request.options)
     check_time_scale(request.time_scale, request.engine)
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)

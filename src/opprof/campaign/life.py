@@ -33,7 +33,7 @@ from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.site import look_up
 from opprof.campaign.soundness import check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
-from opprof.errors import EnvironmentFailure, OpprofError, StateConflict
+from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refused
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 
@@ -61,7 +61,8 @@ def live(life: Life) -> int:
         campaign = store.campaign()
         with campaign_lock(life.folder) as holds_lock, machine_lock(campaign.id, life.folder):
             return _owning(replace(life, holds_lock=holds_lock), store, campaign)
-    except OpprofError as error:
+    except (OpprofError, OSError) as raised:
+        error = refused(raised) if isinstance(raised, OSError) else raised
         say(f"error [{error.code}] {error}")
         life.starter.tell(f"{error.code} {error}")
         return error.exit_code
@@ -76,7 +77,7 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     store.write_controller(record)
     try:
         return asyncio.run(_placed(life, store, campaign, binding, ledger, record))
-    except OpprofError as error:
+    except (OpprofError, OSError) as error:
         with contextlib.suppress(EnvironmentFailure):
             store.write_controller(
                 msgspec.structs.replace(record, phase="failed", message=str(error))

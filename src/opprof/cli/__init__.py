@@ -18,7 +18,7 @@ from types import FrameType
 import click
 
 from opprof._version import __version__
-from opprof.errors import OpprofError
+from opprof.errors import OpprofError, refused
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("opprof.cli.run:run", "Run one load point against a server."),
@@ -99,16 +99,22 @@ def _main(arguments: list[str] | None) -> None:
         error.show()
         _leave(error.exit_code)
     except OpprofError as error:
-        click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
-        _leave(error.exit_code)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        click.echo("opprof: interrupted; what was complete is kept", err=True)
-        _leave(130)
+        _fail(error)
     except BrokenPipeError:
         # The reader of our output left: nothing to say, and no traceback at shutdown either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(1)
+    except OSError as error:
+        _fail(refused(error))
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("opprof: interrupted; what was complete is kept", err=True)
+        _leave(130)
     _leave(code if isinstance(code, int) else 0)
+
+
+def _fail(error: OpprofError) -> None:
+    click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
+    _leave(error.exit_code)
 
 
 def one_line(text: str) -> str:

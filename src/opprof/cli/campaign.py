@@ -181,6 +181,8 @@ def _request(flags: dict[str, Any]) -> Any:
         gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
     except ValueError as error:
         raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
+    if min(gpus, default=0) < 0:
+        raise InputError(f"--gpus {flags['gpus']}: a GPU's number is never negative")
     if len(set(gpus)) < len(gpus):
         raise InputError(f"--gpus {flags['gpus']} names a GPU twice")
     if flags["virtual"] and flags["engine"] != "sim":
@@ -188,6 +190,10 @@ def _request(flags: dict[str, Any]) -> Any:
     if flags["host_file"] and flags["engine"] != "sim":
         raise InputError("--host-file needs --engine sim: a real engine runs on the real host")
     local = flags["executor"] == "local"
+    for name in ("hosts", "ray_address", "ray_scratch", "ray_ship") if local else ():
+        if flags[name]:
+            flag = "--ray-node" if name == "hosts" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} needs --executor ray: a local campaign has no other nodes")
     variables = pairs(flags["variables"], "--var")
     if MODEL_VARIABLE in variables:
         variables[MODEL_VARIABLE] = _whole_path(variables[MODEL_VARIABLE])

@@ -18,6 +18,7 @@ RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", GPU_IDS, "RUN_DIR"})
 """Filled by the campaign for each run: tensor parallel size, the profiler's folder, the server's
 port, the GPUs as ``CUDA_VISIBLE_DEVICES`` lists them, and the run directory."""
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SWITCHES = (
     ("chunked_prefill", "--enable-chunked-prefill", "--no-enable-chunked-prefill"),
@@ -49,12 +50,22 @@ def check_commands(protocol: ProtocolFile) -> list[str]:
     ]
 
 
+def usable_environment(name: str) -> bool:
+    """Tell whether a server may be given this variable: a plain name, none of the campaign's."""
+    return bool(_NAME.fullmatch(name)) and not name.startswith("OPPROF_")
+
+
 def variables_of(text: str) -> list[str]:
     """Return the names of the ``${VARIABLES}`` in a template."""
     return _VARIABLE.findall(text)
 
 
 def _variables(protocol: ProtocolFile) -> Iterator[str]:
+    for name in protocol.variables:
+        if not _NAME.fullmatch(name):
+            yield f"variables: {name!r} is no name of letters, digits and underscores"
+        elif name in RUN_VARIABLES:
+            yield f"variables.{name}: is filled for each run and cannot be the site's"
     server = protocol.server
     texts = {"server.command": server.command, "pinned.model": protocol.pinned.model}
     texts |= {f"server.environment.{name}": text for name, text in server.environment.items()}
@@ -68,6 +79,8 @@ def _variables(protocol: ProtocolFile) -> Iterator[str]:
 
 def _environment(protocol: ProtocolFile) -> Iterator[str]:
     for name, text in protocol.server.environment.items():
+        if not usable_environment(name):
+            yield f"server.environment: {name!r} is no variable that a protocol can set"
         wanted = _SET_BY_CAMPAIGN.get(name, text)
         if text != wanted:
             yield f"server.environment.{name}: {text!r}, a campaign sets {wanted!r}"

@@ -8,7 +8,6 @@ Source: protocol, "Open decisions for the orchestrator" and stop condition 1 (ha
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from opprof.errors import InputError, StateConflict
 from opprof.files import sha256_bytes
 from opprof.protocol import edit
+from opprof.protocol.base import is_date
 from opprof.protocol.check import check_protocol
 from opprof.protocol.load import Protocol, parse_protocol
 from opprof.protocol.model import Freeze, ProtocolFile
@@ -266,9 +266,6 @@ def check_date(text: str) -> str:
     Raises:
         InputError: it is no day of the calendar, written ``YYYY-MM-DD``.
     """
-    try:
-        if datetime.date.fromisoformat(text).isoformat() == text:
-            return text
-    except ValueError:
-        pass  # The message below says what is wanted.
-    raise InputError(f"{text!r} is no date of the form YYYY-MM-DD")
+    if not is_date(text):
+        raise InputError(f"{text!r} is no date of the form YYYY-MM-DD")
+    return text
