@@ -135,7 +135,7 @@ def test_the_small_table_is_sound() -> None:
 def test_an_unusable_table_says_file_and_place(old: str, new: str, parts: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
         parse_table(small(old, new), source="t.toml")
-    for part in ("t.toml: ", *parts):
+    for part in ("t.toml:", *parts):
         assert part in str(caught.value)
 
 
