@@ -101,6 +101,8 @@ class Facts:
     client_exit: int | None = None
     client_timed_out: bool = False
     analysis_exit: int | None = None
+    analysis_refusal: str = ""
+    """What the analysis said of an input that kept it from its end; empty otherwise."""
     scan_exit: int | None = None
     server_exit: int | None = None
     server_died: bool = False

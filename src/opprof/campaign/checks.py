@@ -27,7 +27,8 @@ from opprof.errors import InputError
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
 
-_CLIENT_REFUSED = 2
+REFUSED = 2
+"""Exit status of a client or an analysis that cannot use its arguments or inputs."""
 CLEAN_FAILURE = "clean_failure"
 """Number of the check ``client`` that the campaign counts over its runs."""
 
@@ -105,12 +106,24 @@ def privacy_gate(scan_exit: int | None) -> Gate:
     return Gate("privacy", "fail", reason, numbers)
 
 
+def refused_input(facts: Facts) -> list[Gate]:
+    """Return ``layer1_accounting``, failed, for an analysis that refused what the run left.
+
+    Of a run's files only those that cannot be read at all are refused (a trace is not: it makes its
+    window invalid): hard stop 4, "Layer-1 schema/footer/step accounting fails".
+    """
+    if not facts.analysis_refusal:
+        return []
+    numbers: dict[str, Value] = {"exit_status": facts.analysis_exit}
+    return [Gate("layer1_accounting", "fail", facts.analysis_refusal, numbers, scope="layer1")]
+
+
 def _fault(facts: Facts, told: RunFacts) -> Fault:
     """Tell what may have the one exact rerun from what needs a reviewed amendment.
 
     A client that refuses its arguments or inputs would refuse them again.
     """
-    if facts.client_exit == _CLIENT_REFUSED:
+    if facts.client_exit == REFUSED:
         return "semantic"
     # Whatever gates fail after a server has died tell of its death, which stops the matrix.
     if facts.server_died:

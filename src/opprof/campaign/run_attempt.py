@@ -48,6 +48,7 @@ from opprof.campaign.server import (
     RunPlace,
     free_port,
     server_environment,
+    tail,
     wait_healthy,
 )
 from opprof.campaign.surroundings import Surroundings
@@ -131,6 +132,7 @@ class Attempt:
         spec, facts, options = self._spec, self._facts, self._options
         facts.port = free_port(spec.slot.port)
         await self._around.look("idle")
+        self._write_environment()
         if (idle := self._around.idle()).outcome == "fail":
             raise EnvironmentFailure(f"GPU not idle: {idle.reason}")
         launch = Launch(tuple(spec.launch), spec.environment)
@@ -149,6 +151,7 @@ class Attempt:
         await self._journal.phase("serving")
         self._check_engine()
         await self._around.look("before")
+        self._write_environment()
         await self._load(self._server)
         await self._around.look("after")
 
@@ -260,12 +263,7 @@ class Attempt:
 
     async def _judge(self) -> Outcome:
         await self._journal.phase("checking", self._facts.fault)
-        self._around.write(
-            self._folder / "environment.json",
-            self._protocol,
-            self._facts,
-            more=self._facts.engine_fields,
-        )
+        self._write_environment()
         has_result = (self._folder / "client" / "result.json").is_file()
         if has_result and not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
@@ -288,8 +286,14 @@ class Attempt:
     def _gates(self) -> list[Gate]:
         """Everything that the controller itself has judged."""
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
-        privacy = checks.privacy_gate(self._facts.scan_exit)
-        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, health, privacy]
+        own = [health, checks.privacy_gate(self._facts.scan_exit)]
+        own += checks.refused_input(self._facts)
+        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, *own]
+
+    def _write_environment(self) -> None:
+        """Write what is known by now: a launch is recorded before it is made, a load likewise."""
+        path, fields = self._folder / "environment.json", self._facts.engine_fields
+        self._around.write(path, self._protocol, self._facts, more=fields)
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec
@@ -300,6 +304,10 @@ class Attempt:
             child = await self._start("analysis", command, environment, log)
         self._facts.analysis_exit = await child.wait(options.limits.analysis_s)
         await self._end(child, signal.SIGINT, options.limits.grace_s)
+        # An unusable trace is exit status 2 as well, but then there is an analysis that says so.
+        written = (self._folder / "analysis" / "sanity.json").is_file()
+        if self._facts.analysis_exit == checks.REFUSED and not written:
+            self._facts.analysis_refusal = tail(self._log("analysis"))
 
     # -------------------------------------------------------------------- processes
 
