@@ -288,6 +288,7 @@ class Attempt:
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
         own = [health, checks.privacy_gate(self._facts.scan_exit)]
         own += checks.refused_input(self._facts)
+        own += checks.refused_manifest(self._spec, self._facts)
         return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, *own]
 
     def _write_environment(self) -> None:
