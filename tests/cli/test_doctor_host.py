@@ -26,7 +26,7 @@ def test_the_packaged_machine_fits_the_protocol() -> None:
     text = run("--host-file", "dash0")
     assert "dash0, looked at through fake (from a file: nothing of its GPUs is real)" in text
     assert text.count("NVIDIA H20 (fake)") == 8
-    assert "placement      as the protocol's map says" in text
+    assert "placement      as protocol phase3's map says" in text
     assert "SM 345/1980 MHz" in text
     assert "none on these GPUs" in text
 

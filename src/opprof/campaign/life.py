@@ -23,7 +23,7 @@ from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import Starter
 from opprof.campaign.executors.choose import open_executor
 from opprof.campaign.finale import conclude
-from opprof.campaign.hosts import needs_check, open_host, place_of, placed
+from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
 from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
@@ -114,7 +114,9 @@ async def _placed(
     async with open_executor(campaign, store.folder, options, host, say) as (executor, hosts):
         places = [place_of(each, options.gpus) for each in hosts]
         # Refuses here, while the starter still listens, what no check could authorise.
-        needs_check(campaign.simulated, options, placed(binding.protocol.file, options), places)
+        file = placed(binding.protocol.file, options)
+        require_map(file, places)
+        needs_check(campaign.simulated, options, file, places)
         life.starter.tell(f"ok {campaign.id}")
         return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from opprof.cli.campaign_plan import plan
-from opprof.cli.options import SEED, json_option
+from opprof.cli.options import SEED, gpu_indices, json_option
 
 _folder = click.argument("folder", metavar="CAMPAIGN", type=click.Path(path_type=Path))
 _private = click.option(
@@ -177,14 +177,6 @@ def _request(flags: dict[str, Any]) -> Any:
     from opprof.campaign.site import MODEL_VARIABLE
     from opprof.errors import InputError
 
-    try:
-        gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
-    except ValueError as error:
-        raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
-    if min(gpus, default=0) < 0:
-        raise InputError(f"--gpus {flags['gpus']}: a GPU's number is never negative")
-    if len(set(gpus)) < len(gpus):
-        raise InputError(f"--gpus {flags['gpus']} names a GPU twice")
     if flags["virtual"] and flags["engine"] != "sim":
         raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
     if flags["host_file"] and flags["engine"] != "sim":
@@ -204,7 +196,7 @@ def _request(flags: dict[str, Any]) -> Any:
         engine_environment=pairs(flags["engine_environment"], "--engine-env"),
         base_port=flags["base_port"],
         only=list(flags["only"]),
-        gpus=gpus,
+        gpus=list(gpu_indices(flags["gpus"])),
         host_file=_whole_path(flags["host_file"]),
         serial=flags["serial"],
         bind_cpus=not flags["no_cpu_masks"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opprof.cli.options import json_option, print_json
+from opprof.cli.options import gpu_indices, json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,13 +102,12 @@ def _load(source: str) -> Protocol:
 def _hosts(protocol: Protocol, host_files: tuple[str, ...], gpus: str) -> tuple[Topology, ...]:
     from opprof.campaign.places import choose_gpus
     from opprof.campaign.preview import topology_of
-    from opprof.host.cpus import parse_cpus
     from opprof.host.fake import FakeHost
     from opprof.host.fake_file import load_machine
 
     hosts = [FakeHost(load_machine(source)).topology() for source in host_files]
     hosts = hosts or [topology_of(protocol.file.placement, "the protocol's host")]
-    return tuple(choose_gpus(host, parse_cpus(gpus)) for host in hosts)
+    return tuple(choose_gpus(host, gpu_indices(gpus)) for host in hosts)
 
 
 def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, PlanRequest]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from opprof.protocol.model import Config, Pattern, ProtocolFile
@@ -136,13 +137,61 @@ def _flags(row: Config, words: Sequence[str]) -> Iterator[str]:
 
 def _manifest(row: Pattern, protocol: ProtocolFile) -> Iterator[str]:
     """The generator's command makes the row that it stands in."""
-    words = row.manifest.split()
+    where = f"patterns.{row.id}"
+    try:
+        words = shlex.split(row.manifest)
+    except ValueError as error:
+        yield f"{where}.manifest: {error}"
+        return
+    if words[:1] not in (["materialize"], ["materialize-private"]):
+        yield f"{where}.manifest: is no materialize or materialize-private"
+        return
+    given = dict(pairwise(words))
     wanted = {
         "--id": row.id,
         "--arrival": row.arrival,
+        "--num-requests": str(protocol.workload.num_requests),
         "--workload-seed": str(protocol.seeds.workload),
     }
     for flag, value in wanted.items():
-        found = words[words.index(flag) + 1] if flag in words[:-1] else value
+        found = given.get(flag, value)
         if found != value:
-            yield f"patterns.{row.id}.manifest: {flag} {found}, the protocol has {value}"
+            yield f"{where}.manifest: {flag} {found}, the protocol has {value}"
+    for key, made in _made_by(words[0], given).items():
+        if getattr(row, key) != made:
+            yield f"{where}.{key}: {getattr(row, key)}, its manifest's command makes {made}"
+
+
+def _made_by(command: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the classes that a row with this manifest command has; ``?`` for a missing flag."""
+
+    def of(flag: str) -> str:
+        return given.get(flag, "?")
+
+    if command == "materialize-private":
+        return {
+            "input": f"trace:max:{of('--max-input-tokens')}",
+            "output": f"trace-capped:{of('--output-cap')}",
+            "prefix": "natural",
+        }
+    output = f"fixed:{of('--output-fixed')}"
+    if given.get("--kind") == "prefix-pool":
+        pool = f"{of('--num-prefixes')}:{of('--prefix-len')}+{of('--suffix-fixed')}"
+        return {"input": f"prefix-pool:{pool}", "output": output, "prefix": "high"}
+    if "--input-mixture" in given:
+        lengths = f"mixture:{_mixture(given['--input-mixture'])}"
+    elif "--input-fixed" in given:
+        lengths = f"fixed:{given['--input-fixed']}"
+    else:
+        lengths = f"uniform:{of('--input-uniform')}"
+    return {"input": lengths, "output": output, "prefix": "none"}
+
+
+def _mixture(text: str) -> str:
+    try:
+        modes = json.loads(text)
+    except ValueError:
+        return "?"
+    if not isinstance(modes, dict):
+        return "?"
+    return ",".join(f"{mode}={weight}" for mode, weight in modes.items())

@@ -123,13 +123,16 @@ def _approved(draft: Protocol, approvals: Approvals, date: str) -> dict[int, str
             listed = ", ".join(map(str, open_now)) or "none"
             raise InputError(f"decision {number} is not open (open: {listed})", path=draft.source)
     if approvals.rest is not None and not approvals.by:
-        raise InputError("approving all open decisions needs the name of who does it")
+        raise InputError("--approve-all needs --by NAME: who approves")
     check_date(date)
     result = dict(approvals.numbers)
     left = [number for number in open_now if number not in result]
     if left and approvals.rest is None:
         listed = ", ".join(map(str, left))
-        raise StateConflict(f"decisions without approval: {listed}", path=draft.source)
+        raise StateConflict(
+            f"decisions without approval: {listed} (--approve N, or --approve-all --by NAME)",
+            path=draft.source,
+        )
     return result | {number: check_date(approvals.rest or date) for number in left}
 
 

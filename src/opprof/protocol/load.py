@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import inspect
 
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
@@ -89,10 +90,8 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
     try:
         file = msgspec.convert(tree, ProtocolFile)
     except msgspec.ValidationError as error:
-        line = _key_line(text, str(error))
-        raise SchemaError(
-            f"does not fit the protocol schema: {error}", path=source, line=line
-        ) from (error)
+        reason = f"does not fit the protocol schema: {error}{_allowed(str(error))}"
+        raise SchemaError(reason, path=source, line=_key_line(text, reason)) from error
     return Protocol(file=file, sha256=sha256_bytes(data), source=source, data=data)
 
 
@@ -139,12 +138,33 @@ def expand(template: str, variables: Mapping[str, str]) -> str:
         raise InputError(f"bad variable in {template!r}: {error}") from error
 
 
+def _allowed(message: str) -> str:
+    """Return the values of the key that msgspec's message calls no enum value; else nothing."""
+    if "Invalid enum value" not in message:
+        return ""
+    found: inspect.Type = inspect.type_info(ProtocolFile)
+    for name in _key_path(message):
+        if isinstance(found, inspect.StructType) and isinstance(name, str):
+            found = next(each.type for each in found.fields if each.encode_name == name)
+        if isinstance(found, inspect.UnionType):
+            found = next(each for each in found.types if not isinstance(each, inspect.NoneType))
+        if isinstance(found, inspect.ListType):
+            found = found.item_type
+    values = found.values if isinstance(found, inspect.LiteralType) else ()
+    return f" (one of {', '.join(map(repr, values))})" if values else ""
+
+
+def _key_path(message: str) -> list[str | int]:
+    """Return the keys and places in lists that msgspec's message leads through."""
+    path = re.search(r"`\$((?:\.[\w-]+|\[[^\]]*\])*)`", message)
+    keys = re.findall(r"\.([\w-]+)|\[(\d+)\]", path.group(1)) if path else []
+    return [name or int(index) for name, index in keys]
+
+
 def _key_line(text: str, message: str) -> int | None:
     """Find the line of the key that msgspec's message names, where the path leads to one."""
     unknown = re.search(r"unknown field `([^`]+)`", message)
-    path = re.search(r"`\$((?:\.[\w-]+|\[[^\]]*\])*)`", message)
-    keys = re.findall(r"\.([\w-]+)|\[(\d+)\]", path.group(1)) if path else []
-    names = [name or int(index) for name, index in keys]
+    names = _key_path(message)
     if unknown:
         names.append(unknown.group(1))
     return _walk(text.splitlines(), names)
