@@ -77,7 +77,7 @@ def test_a_stopped_controller_is_named_within_seconds(owner: Owner, tmp_path: Pa
     said = done.stderr + str(done.exception)
     assert "does not react: its process is stopped (state T)" in said
     assert f"kill -CONT {process.pid}" in said
-    assert "it then ends as it has been told" in said
+    assert "it has been told to end, and does once it goes on" in said
     assert is_locked(tmp_path)
     # The signal waits for it: let go on, it ends.
     process.send_signal(signal.SIGCONT)

@@ -68,7 +68,7 @@ def stop_controller(
         if not held:
             moved = at
         elif at - moved > _STANDSTILL_S:
-            then = "; it then ends as it has been told" if sent else ""
+            then = "; it has been told to end, and does once it goes on" if sent else ""
             raise EnvironmentFailure(f"{held}{then}", path=folder)
         if not told and at - begun > _REACT_S and (why := _unconfirmed(table, record)):
             say(
