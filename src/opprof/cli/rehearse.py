@@ -41,7 +41,9 @@ _SHOWN = {
     type=click.Path(path_type=Path),
     help="TOML file of planted truths; without it nothing is planted.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Seed of engine and arrivals."
+)
 @click.option(
     "--repeat",
     "repeats",
