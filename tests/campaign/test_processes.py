@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from opprof.artifacts.campaign import ProcessRecord
-from opprof.campaign.processes import ProcessTable, Seen, end_marked, spawn
+from opprof.campaign.processes import (
+    CAMPAIGN_VARIABLE,
+    RUN_VARIABLE,
+    ProcessTable,
+    Seen,
+    end_marked,
+    spawn,
+)
 from opprof.errors import EnvironmentFailure
-from opprof.host.birthmark import birthmark
+from opprof.host.birthmark import birthmark, usable_limit
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -38,15 +45,18 @@ class FakeProc:
         name: str = "python",
         state: str = "S",
         mark: int | None = None,
+        env: str = "",
+        limit: str = "Max file locks",
     ) -> None:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
         fields = [state, "1", str(pid), *["0"] * 16, str(start), "0", "0"]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+        (folder / "environ").write_text(env)
         soft = "unlimited" if mark is None else str(mark)
         (folder / "limits").write_text(
             f"Max address space         unlimited            unlimited            bytes     \n"
-            f"Max file locks            {soft:<20} unlimited            locks     \n"
+            f"{limit:<25} {soft:<20} unlimited            locks     \n"
         )
 
     def table(self) -> ProcessTable:
@@ -109,10 +119,24 @@ def test_a_birthmark_names_campaign_and_run(proc: FakeProc) -> None:
     proc.add(5, 50, mark=birthmark("c-1", "P02"))
     proc.add(6, 60, mark=birthmark("c-1", ""))
     proc.add(7, 70, mark=65536)
+    proc.add(8, 80, mark=birthmark("c-1", "P03"), limit="Max resident set")
     table = proc.table()
-    assert {seen.pid for seen in table.marked("c-1")} == {1, 5, 6}
+    assert {seen.pid for seen in table.marked("c-1")} == {1, 5, 6, 8}
     assert [seen.pid for seen in table.marked("c-1", run="P02")] == [5]
     assert [seen.pid for seen in table.marked("c-1", run="")] == [6]
+
+
+def test_without_a_birthmark_the_environment_tells(proc: FakeProc) -> None:
+    """On a system that lets no limit be set."""
+    proc.add(1, 10, env="OPPROF_CAMPAIGN=c-1\0OPPROF_RUN=P01\0")
+    proc.add(2, 20, env="OPPROF_CAMPAIGN=c-11\0")
+    proc.add(3, 30, env="NOT_OPPROF_CAMPAIGN=c-1\0")
+    proc.add(4, 40, env="OTHER=x\0OPPROF_CAMPAIGN=c-1\0", mark=birthmark("c-2", "P01"))
+    proc.add(5, 50, env="A=b\0OPPROF_CAMPAIGN=c-1\0")
+    table = proc.table()
+    assert {seen.pid for seen in table.marked("c-1")} == {1, 5}
+    (found,) = table.marked("c-1", run="P01")
+    assert (found.pid, found.birthmark) == (1, birthmark("c-1", "P01"))
 
 
 def test_a_process_that_wakes_between_two_looks_is_not_missed(proc: FakeProc) -> None:
@@ -255,6 +279,8 @@ _LAUNCHER = """
 import asyncio, os, sys
 from pathlib import Path
 from opprof.campaign.processes import ProcessTable, spawn
+from opprof.host import birthmark
+birthmark._LIMITS = birthmark._LIMITS[int(sys.argv[4]):]
 async def go():
     folder = Path(sys.argv[1])
     with (folder / "log").open("wb") as log:
@@ -268,11 +294,14 @@ asyncio.run(go())
 """
 
 
-def test_an_orphan_that_put_everything_off_is_ended_after_its_controller(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [0, 1])
+def test_an_orphan_that_put_everything_off_is_ended_after_its_controller(
+    tmp_path: Path, limit: int
+) -> None:
     """Both the controller and the engine are killed first: nobody is left to tell whose it is."""
     campaign = f"test-{tmp_path}"
     controller = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHER, str(tmp_path), campaign, _ORPHAN],
+        [sys.executable, "-c", _LAUNCHER, str(tmp_path), campaign, _ORPHAN, str(limit)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -321,3 +350,34 @@ def test_a_child_that_cannot_be_marked_does_not_run(
     with pytest.raises(EnvironmentFailure, match="cannot mark"):
         asyncio.run(go())
     assert not (tmp_path / "ran").exists()
+
+
+def test_where_no_limit_can_be_set_a_child_runs_with_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_kind: int, _limits: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    assert usable_limit() is None
+    campaign = f"test-{tmp_path}"
+
+    async def go() -> list[Seen]:
+        with (tmp_path / "log").open("wb") as log:
+            child = await spawn(
+                ProcessTable(),
+                "server",
+                ["/bin/sleep", "1000"],
+                campaign=campaign,
+                run="r",
+                environment=dict(os.environ) | {CAMPAIGN_VARIABLE: campaign, RUN_VARIABLE: "r"},
+                log=log,
+                cwd=tmp_path,
+            )
+        child.go()
+        met = await end_marked(ProcessTable(), campaign, run="r", grace_s=10)
+        assert await child.wait(20) is not None
+        assert [seen.pid for seen in met] == [child.record.pid]
+        return met
+
+    assert asyncio.run(go())

@@ -34,6 +34,7 @@ from opprof.campaign.site import look_up
 from opprof.campaign.soundness import check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
 from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refused
+from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 
@@ -133,6 +134,8 @@ async def _run(
     hosts: Sequence[Topology],
 ) -> int:
     options = options_of(campaign)
+    if usable_limit() is None:
+        say("this system lets no resource limit be set: a process is known by its variables alone")
     found = await executor.clean_up(campaign.id)
     for line in [*(each.line for each in found.ended), *found.lines]:
         say(line)

@@ -28,6 +28,7 @@ from opprof.host.birthmark import birthmark, birthmark_in, give_birthmark, is_bo
 CAMPAIGN_VARIABLE = "OPPROF_CAMPAIGN"
 RUN_VARIABLE = "OPPROF_RUN"
 ATTEMPT_VARIABLE = "OPPROF_ATTEMPT"
+_MARKS = (f"{CAMPAIGN_VARIABLE}=", f"{RUN_VARIABLE}=")
 _GATE = 'read -r word || exit 125; exec "$@" </dev/null'
 """Waits for one line on its input; at its end (the controller died) exits without running."""
 _LOOK_S = 0.05
@@ -106,10 +107,21 @@ class ProcessTable:
             before = self.look(int(entry.name))
             if before is None or before.state == "Z":
                 continue
-            mark = birthmark_in(self._text(f"{entry.name}/limits"))
+            mark = self._mark(entry.name, campaign)
             if is_born_of(mark, campaign, run) and self._still(before) is not None:
                 found.append(replace(before, birthmark=mark))
         return found
+
+    def _mark(self, pid: str, campaign: str) -> int | None:
+        """Return the birthmark; where none could be given, what the environment says instead."""
+        mark = birthmark_in(self._text(f"{pid}/limits"))
+        if mark is not None:
+            return mark
+        words = self._text(f"{pid}/environ").split("\0")
+        said = dict(word.split("=", 1) for word in words if word.startswith(_MARKS))
+        if said.get(CAMPAIGN_VARIABLE) != campaign:
+            return None
+        return birthmark(campaign, said.get(RUN_VARIABLE, ""))
 
     def send_seen(self, seen: Seen, number: int) -> bool:
         """Signal a process that :meth:`marked` found, if it is still that process."""

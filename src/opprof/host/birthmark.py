@@ -1,11 +1,13 @@
 """A mark that a process cannot lose: a resource limit that the kernel hands on and nobody uses.
 
-The soft limit RLIMIT_LOCKS has had no effect since Linux 2.4.25 (getrlimit(2)), takes any 64-bit
-number, passes on to every descendant through fork(2) and execve(2), and stands in
-``/proc/PID/limits``. It is set on a child before that does anything. Other than a variable, a
-session, a working folder, an open file or a parent, it survives a daemon that puts off all of
-these, and the death of whoever launched it. The hard limit is left alone, so that a marked process
-can mark children of its own.
+RLIMIT_LOCKS has had no effect since Linux 2.4.25, RLIMIT_RSS none since 2.4.30 (getrlimit(2)). Such
+a soft limit takes any 64-bit number, passes on to every descendant through fork(2) and execve(2),
+and stands in ``/proc/PID/limits``. It is set on a child before that does anything. Other than a
+variable, a session, a working folder, an open file or a parent, it survives a daemon that puts off
+all of these, and the death of whoever launched it. The hard limit is left alone, so that a marked
+process can mark children of its own.
+
+RLIMIT_LOCKS is taken first, since batch systems cap the other; gVisor lets only RLIMIT_RSS be set.
 
 ::
 
@@ -24,9 +26,10 @@ from opprof.errors import EnvironmentFailure
 
 _RLIMIT_LOCKS = 10
 """include/uapi/asm-generic/resource.h; the same number on every architecture."""
+_LIMITS = (_RLIMIT_LOCKS, resource.RLIMIT_RSS)
 _BITS = 31
 _MARKED = 1 << 2 * _BITS
-_LINE = re.compile(r"^Max file locks +(\d+) ", re.MULTILINE)
+_LINE = re.compile(r"^Max (?:file locks|resident set) +(\d+) ", re.MULTILINE)
 
 
 def birthmark(campaign: str, run: str) -> int:
@@ -36,9 +39,8 @@ def birthmark(campaign: str, run: str) -> int:
 
 def birthmark_in(limits: str) -> int | None:
     """Return the mark that the text of a ``/proc/PID/limits`` shows; None for any other limit."""
-    found = _LINE.search(limits)
-    mark = 0 if found is None else int(found[1])
-    return mark if mark >> 2 * _BITS == 1 else None
+    marks = (int(number) for number in _LINE.findall(limits))
+    return next((mark for mark in marks if mark >> 2 * _BITS == 1), None)
 
 
 def is_born_of(mark: int | None, campaign: str, run: str | None = None) -> bool:
@@ -55,20 +57,39 @@ def is_born_in(mark: int, run: str) -> bool:
     return mark % (1 << _BITS) == _number(run)
 
 
+def usable_limit() -> int | None:
+    """Return the limit that this system lets be set to a mark; None where it lets none."""
+    if sys.platform != "linux":
+        return None
+    for kind in _LIMITS:
+        soft, hard = resource.getrlimit(kind)
+        if hard != resource.RLIM_INFINITY and hard < 2 * _MARKED:
+            continue
+        try:
+            resource.setrlimit(kind, (soft, hard))
+        except (OSError, ValueError):
+            continue
+        return kind
+    return None
+
+
 def give_birthmark(pid: int, mark: int) -> None:
     """Mark a process, 0 for this one; what it starts from now on has the mark too.
 
+    Where no limit is usable, nothing happens.
+
     Raises:
-        EnvironmentFailure: this system has no such limit, or refuses it.
+        EnvironmentFailure: the process cannot be marked, though limits can be set.
     """
-    if sys.platform != "linux":
-        raise EnvironmentFailure("a campaign needs Linux: elsewhere nothing marks a child for good")
+    kind = usable_limit()
+    if kind is None:
+        return
     try:
-        _, hard = resource.prlimit(pid, _RLIMIT_LOCKS)
-        resource.prlimit(pid, _RLIMIT_LOCKS, (mark, hard))
+        _, hard = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, (mark, hard))
     except (OSError, ValueError) as error:
         raise EnvironmentFailure(
-            f"cannot mark pid {pid} as the campaign's (soft limit RLIMIT_LOCKS): {error}"
+            f"cannot mark pid {pid} as the campaign's by a resource limit: {error}"
         ) from error
 
 
