@@ -30,6 +30,8 @@ from opprof.protocol import Protocol
 
 REFUSED = 2
 """Exit status of a client or an analysis that cannot use its arguments or inputs."""
+QUARANTINE = frozenset({"drain_quarantine"})
+"""Marks a run that stays usable (A-P3-5): flagged in every table, counted over the matrix."""
 CLEAN_FAILURE = "clean_failure"
 """Number of the check ``client`` that the campaign counts over its runs."""
 
@@ -210,7 +212,7 @@ def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path
     failed = [
         f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
         for gate in artefact.gates
-        if gate.outcome == "fail" and gate.name not in declared
+        if gate.outcome == "fail" and gate.name not in declared | QUARANTINE
     ]
     return _gate(name, not failed, "; ".join(failed) or "every gate that applies passes", counts)
 
