@@ -17,7 +17,7 @@ from opprof.artifacts.campaign import Campaign, ControllerRecord
 from opprof.artifacts.environment import Topology
 from opprof.campaign import state
 from opprof.campaign.attempt import RunExecutor
-from opprof.campaign.binding import Binding, bind
+from opprof.campaign.binding import Binding, bind, check_manifests
 from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import Starter
@@ -187,6 +187,17 @@ def check_review(folder: Path, reviewed: str) -> None:
             "release it with --reviewed TEXT",
             path=folder,
         )
+
+
+def check_sources(folder: Path, sources: Sources) -> None:
+    """See to it that the manifests are those of the campaign.
+
+    Raises:
+        InputError: one is missing.
+        StateConflict: one is another.
+    """
+    campaign = Store(folder, wall_ns=time.time_ns).campaign()
+    check_manifests(campaign.manifests, sources)
 
 
 def release_stop(folder: Path, reviewed: str) -> None:

@@ -159,7 +159,7 @@ def resume(
 
     Exit codes are those of start.
     """
-    from opprof.campaign.life import amend, check_review, release_stop
+    from opprof.campaign.life import amend, check_review, check_sources, release_stop
     from opprof.campaign.options import check_text, make_sources, sources_from_log
 
     folder = folder.absolute()
@@ -168,6 +168,8 @@ def resume(
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
     check_review(folder, reviewed)
+    # Before anything is recorded or released: a refused resume leaves all as it was.
+    check_sources(folder, sources)
     if amended is not None:
         amend(folder, amended.absolute())
     release_stop(folder, reviewed)
