@@ -11,8 +11,11 @@ from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner, Result
 
 from opprof.artifacts.campaign import ControllerRecord
+from opprof.campaign.detach import Starter
+from opprof.campaign.life import Life, live
+from opprof.campaign.options import make_sources
 from opprof.campaign.processes import ProcessTable, own_record
-from opprof.campaign.store import Store
+from opprof.campaign.store import Store, campaign_lock
 from opprof.cli.campaign import group
 from opprof.errors import InputError, StateConflict
 
@@ -76,11 +79,24 @@ def ended(store: Store, phase: str, message: str) -> None:
     )
 
 
-def test_status_says_why_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A campaign's folder that no controller has taken over."""
     monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_: None)
     private = small_manifests(tmp_path / "private")
     assert start(tmp_path, "--no-cpu-masks", "--gpus", "0-1", private=private).exit_code == 0
-    store = Store(tmp_path / "c", wall_ns=time.time_ns)
+    return Store(tmp_path / "c", wall_ns=time.time_ns)
+
+
+def test_a_second_controller_is_no_error_of_the_first(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with campaign_lock(store.folder):
+        assert live(Life(store.folder, make_sources(None, ()), Starter(None))) == 2
+    assert "another start or resume was refused: error [E-STATE]" in capsys.readouterr().err
+
+
+def test_status_says_why_nothing_runs(store: Store) -> None:
     assert store.campaign().options["gpus"] == [0, 1]
     ended(store, "stopped", "told to end")
     found = CliRunner().invoke(group, ["status", str(store.folder)])

@@ -57,14 +57,18 @@ def live(life: Life) -> int:
     0: every planned run is complete. 1: a run failed, a hard stop, or the surroundings failed.
     130: told to end, state kept.
     """
-    store = Store(life.folder, wall_ns=time.time_ns)
+    store, owns = Store(life.folder, wall_ns=time.time_ns), False
     try:
         campaign = store.campaign()
         with campaign_lock(life.folder) as holds_lock, machine_lock(campaign.id, life.folder):
+            owns = True
             return _owning(replace(life, holds_lock=holds_lock), store, campaign)
     except (OpprofError, OSError) as raised:
         error = refused(raised) if isinstance(raised, OSError) else raised
-        say(f"error [{error.code}] {error}")
+        # The log may be that of a controller which runs on: it is not its error.
+        say(
+            f"{'' if owns else 'another start or resume was refused: '}error [{error.code}] {error}"
+        )
         life.starter.tell(f"{error.code} {error}")
         return error.exit_code
 

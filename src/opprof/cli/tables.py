@@ -161,7 +161,9 @@ def _shares_table(results: Sequence[RunAnalysis]) -> Table:
 def _share_row(result: RunAnalysis, window: Window, names: Sequence[str]) -> list[str | Text]:
     accepted = Text("yes", style="green") if window.accepted else Text("NO", style="bold red")
     families = window.families
-    shares = [percent(families[name].share) if name in families else "-" for name in names]
+    # A family that is not listed took no time; without any kernel there are no shares.
+    none = 0.0 if families else None
+    shares = [percent(families[name].share if name in families else none) for name in names]
     return [
         result.run.name,
         str(window.window),
