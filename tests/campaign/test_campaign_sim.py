@@ -353,19 +353,6 @@ def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None
     assert site.store.campaign().protocol_sha256 == frozen.sha256
 
 
-def test_a_drain_over_its_allowance_marks_the_run_and_takes_nothing_from_it(site: Site) -> None:
-    """A-P3-5: quarantined runs stay usable; only their share of the matrix stops it."""
-    changes = {"drain_budget_s": "0.0001", "drain_quarantine_share_max": "1.0"}
-    small_protocol(site.protocol, changes=changes)
-    site.start("--only", "P01")
-    site.wait_end()
-    runs = site.store.runs()
-    assert [run.state for run in runs] == ["complete"] * 3, site.log()
-    assert [len(run.attempts) for run in runs] == [1] * 3
-    assert [run.drain_quarantined for run in runs] == [True] * 3
-    assert "drain quarantined" in (site.out / "decision.md").read_text()
-
-
 def test_a_changed_manifest_is_refused(site: Site) -> None:
     site.start("--only", "P01", env={CRASH_VARIABLE: "P01-C00-saturation-burnin:starting.after"})
     site.wait_end()
