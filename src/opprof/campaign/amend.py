@@ -20,7 +20,6 @@ from opprof.campaign import state
 from opprof.campaign.checks import declared_by
 from opprof.campaign.frozen import require
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.soundness import check_contents
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
 from opprof.files import sync_folder, write_atomic
@@ -43,7 +42,7 @@ def take_amendment(
 
     Raises:
         StateConflict: it does not follow from the protocol in force, touches runs that have begun,
-            needs manifests that the campaign is not bound to, or judges by data that were changed.
+            or needs manifests that the campaign is not bound to.
         InputError: it is unsound.
     """
     old, new = _load(store.protocol), _load(path)
@@ -114,19 +113,12 @@ def _judge_again(
         return
     name = ", ".join(f"{row.id} ({row.title})" for row in rejudging)
     touched = impact(old.file, new.file)
-    judged = [
-        record
-        for record in store.runs()
-        if record.role not in ("burnin", "colocation")
-        and record.state in ("complete", "failed")
-        and touched.on(record)
-    ]
-    for record in judged:
-        # All of them first: no verdict is given while another run's data are not what they were.
-        check_contents(store, record)
-    for record in judged:
+    for record in store.runs():
         attempt = record.attempt
-        assert attempt is not None
+        if attempt is None or not touched.on(record) or record.role in ("burnin", "colocation"):
+            continue
+        if record.state not in ("complete", "failed"):
+            continue
         found = _last_verdict(record, new) or _adjudicate(store, record, attempt, new, name)
         if found is None:
             continue

@@ -3,9 +3,8 @@
 A process is named by its pid, the time it started (field 22 of ``/proc/PID/stat``) and the boot.
 Every child waits in a small shell for one line from the controller; the controller first writes the
 child's record to disk and then sends the line, so no child ever does anything unrecorded, and a
-child whose controller dies before that line ends by itself. Before that line it also gets its
-birthmark (:mod:`opprof.host.birthmark`), by which whatever descends from it is found: also what
-left the process group and the session, emptied its environment, or outlived the controller.
+child whose controller dies before that line ends by itself. Every child carries the campaign, the
+run and the attempt in its environment, by which descendants that left the process group are found.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from opprof.artifacts.campaign import ProcessRecord
 from opprof.errors import EnvironmentFailure
-from opprof.host.birthmark import birthmark, birthmark_in, give_birthmark, is_born_of
 
 CAMPAIGN_VARIABLE = "OPPROF_CAMPAIGN"
 RUN_VARIABLE = "OPPROF_RUN"
 ATTEMPT_VARIABLE = "OPPROF_ATTEMPT"
-_MARKS = (f"{CAMPAIGN_VARIABLE}=", f"{RUN_VARIABLE}=")
 _GATE = 'read -r word || exit 125; exec "$@" </dev/null'
 """Waits for one line on its input; at its end (the controller died) exits without running."""
 _LOOK_S = 0.05
@@ -45,19 +42,8 @@ class Seen:
     start_ticks: int
     pgid: int
     state: str
-    """``Z``: ended, waiting to be reaped; ``T``: stopped by a signal or a debugger."""
-    birthmark: int | None = None
-    """As :meth:`ProcessTable.marked` found it."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A process of an earlier controller that lived until now and was ended."""
-
-    birthmark: int
-    """Tells the run that it was born of."""
-    line: str
-    """For the log."""
+    """``Z``: ended, waiting to be reaped."""
+    session: int = 0
 
 
 class ProcessTable:
@@ -80,7 +66,7 @@ class ProcessTable:
         fields = text[text.rfind(")") + 2 :].split()
         if len(fields) < 20:
             return None
-        return Seen(pid, int(fields[19]), int(fields[2]), fields[0])
+        return Seen(pid, int(fields[19]), int(fields[2]), fields[0], int(fields[3]))
 
     def is_alive(self, record: ProcessRecord) -> bool:
         """Tell whether exactly the recorded process still runs: same boot, pid and start."""
@@ -96,10 +82,10 @@ class ProcessTable:
         return self._send(record.pid, record.start_ticks, number)
 
     def marked(self, campaign: str, *, run: str | None = None) -> list[Seen]:
-        """Return the living processes that were born of the campaign, this process excepted.
-
-        ``run``: of that run only; empty for what belongs to the campaign and to no run.
-        """
+        """Return the living processes that carry the campaign's mark, this process excepted."""
+        wanted = {f"{CAMPAIGN_VARIABLE}={campaign}".encode()}
+        if run is not None:
+            wanted.add(f"{RUN_VARIABLE}={run}".encode())
         found = []
         for entry in self._root.iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -107,34 +93,43 @@ class ProcessTable:
             before = self.look(int(entry.name))
             if before is None or before.state == "Z":
                 continue
-            mark = self._mark(entry.name, campaign)
-            if is_born_of(mark, campaign, run) and self._still(before) is not None:
-                found.append(replace(before, birthmark=mark))
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if wanted <= set(environment.split(b"\0")) and self.look(before.pid) == before:
+                found.append(before)
         return found
 
-    def _mark(self, pid: str, campaign: str) -> int | None:
-        """Return the birthmark; where none could be given, what the environment says instead."""
-        mark = birthmark_in(self._text(f"{pid}/limits"))
-        if mark is not None:
-            return mark
-        words = self._text(f"{pid}/environ").split("\0")
-        said = dict(word.split("=", 1) for word in words if word.startswith(_MARKS))
-        if said.get(CAMPAIGN_VARIABLE) != campaign:
-            return None
-        return birthmark(campaign, said.get(RUN_VARIABLE, ""))
+    def members(self, records: Iterable[ProcessRecord], folder: Path) -> list[Seen]:
+        """Return the living processes of the recorded sessions that work below a folder.
+
+        The mark can be lost: a process that writes its title over its environment (vLLM's engine
+        and workers do) no longer shows it. A session's number stays taken while it has a member,
+        but may be another's after that; so the working folder must be the campaign's as well.
+        """
+        sessions = {record.pgid for record in records if record.boot_id == self.boot_id}
+        found = []
+        for entry in self._root.iterdir() if sessions else ():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            seen = self.look(int(entry.name))
+            if seen is None or seen.state == "Z" or seen.session not in sessions:
+                continue
+            try:
+                place = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            if place.is_relative_to(folder) and self.look(seen.pid) == seen:
+                found.append(seen)
+        return found
 
     def send_seen(self, seen: Seen, number: int) -> bool:
         """Signal a process that :meth:`marked` found, if it is still that process."""
-        if self._still(seen) is None:
-            return False
-        return self._send(seen.pid, seen.start_ticks, number)
-
-    def _still(self, seen: Seen) -> Seen | None:
-        """Return that very process as it is now, running or asleep; None once it has ended."""
         now = self.look(seen.pid)
         if now is None or now.start_ticks != seen.start_ticks or now.state == "Z":
-            return None
-        return now
+            return False
+        return self._send(seen.pid, seen.start_ticks, number)
 
     def _send(self, pid: int, start_ticks: int, number: int) -> bool:
         def unchanged() -> bool:
@@ -209,8 +204,6 @@ async def spawn(
     role: Role,
     command: Sequence[str],
     *,
-    campaign: str,
-    run: str,
     environment: Mapping[str, str],
     log: BinaryIO,
     cwd: Path,
@@ -224,8 +217,6 @@ async def spawn(
         table: where its start time is read.
         role: what it is in the campaign.
         command: program and arguments.
-        campaign: that it is born of.
-        run: that it is born of; empty for what belongs to the campaign and to no run.
         environment: its whole environment.
         log: where its output goes.
         cwd: its working folder.
@@ -234,7 +225,7 @@ async def spawn(
         wall_ns: CLOCK_REALTIME.
 
     Raises:
-        EnvironmentFailure: it cannot be started or marked, or the CPUs do not exist.
+        EnvironmentFailure: it cannot be started, or the CPUs do not exist.
     """
     reader, writer = os.pipe()
     with contextlib.ExitStack() as stack:
@@ -259,13 +250,13 @@ async def spawn(
         seen = table.look(process.pid)
         try:
             if seen is None:
-                raise EnvironmentFailure("it was ended before it began")
-            give_birthmark(process.pid, birthmark(campaign, run))
-            _bind(process.pid, cpus)
-        except EnvironmentFailure as error:
+                raise EnvironmentFailure(f"{command[0]} was ended before it began")
+            if cpus:
+                os.sched_setaffinity(process.pid, cpus)
+        except (OSError, EnvironmentFailure) as error:
             stack.close()
             await process.wait()
-            raise EnvironmentFailure(f"cannot start {command[0]}: {error.reason}") from error
+            raise EnvironmentFailure(f"cannot bind {command[0]} to CPUs: {error}") from error
         stack.pop_all()
     record = ProcessRecord(
         role=role,
@@ -280,13 +271,16 @@ async def spawn(
     return Child(record, process, writer)
 
 
-def _bind(pid: int, cpus: Iterable[int]) -> None:
-    if not cpus:
-        return
-    try:
-        os.sched_setaffinity(pid, cpus)
-    except OSError as error:
-        raise EnvironmentFailure(f"cannot bind it to CPUs: {error.strerror or error}") from error
+def _ours(
+    table: ProcessTable,
+    campaign: str,
+    run: str | None,
+    records: Sequence[ProcessRecord],
+    folder: Path | None,
+) -> list[Seen]:
+    found = table.marked(campaign, run=run)
+    more = [] if folder is None else table.members(records, folder.resolve())
+    return [*found, *(seen for seen in more if seen not in found)]
 
 
 def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> ProcessRecord:
@@ -306,9 +300,18 @@ def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> 
 
 
 async def end_marked(
-    table: ProcessTable, campaign: str, *, run: str | None, grace_s: float
+    table: ProcessTable,
+    campaign: str,
+    *,
+    run: str | None,
+    grace_s: float,
+    records: Sequence[ProcessRecord] = (),
+    folder: Path | None = None,
 ) -> list[Seen]:
-    """End what was born of the campaign: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
+    """End what is the campaign's: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
+
+    That is what carries its mark, and what belongs to the session of one of ``records`` and works
+    below ``folder``.
 
     Raises:
         EnvironmentFailure: something survives SIGKILL for another ``grace_s``, 10 s at least.
@@ -318,7 +321,7 @@ async def end_marked(
         # Also where nobody may take his time, a killed process needs a moment to be gone.
         patience_s = grace_s if number == signal.SIGTERM else max(grace_s, _KILL_S)
         give_up = time.monotonic() + patience_s
-        while left := table.marked(campaign, run=run):
+        while left := _ours(table, campaign, run, records, folder):
             for seen in left:
                 key = (seen.pid, seen.start_ticks)
                 if key not in met or number == signal.SIGKILL:
@@ -331,12 +334,3 @@ async def end_marked(
             return list(met.values())
     pids = ", ".join(str(seen.pid) for seen in left)
     raise EnvironmentFailure(f"processes of the campaign survive SIGKILL: {pids}")
-
-
-def ended(met: Iterable[Seen], where: str = "") -> list[Ended]:
-    """Return what :func:`end_marked` met, with lines for the log that begin with ``where``."""
-    return [
-        Ended(seen.birthmark, f"{where}ended pid {seen.pid} of group {seen.pgid}")
-        for seen in met
-        if seen.birthmark is not None
-    ]

@@ -41,9 +41,7 @@ _SHOWN = {
     type=click.Path(path_type=Path),
     help="TOML file of planted truths; without it nothing is planted.",
 )
-@click.option(
-    "--seed", type=SEED, default=0, show_default=True, help="Seed of engine and arrivals."
-)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option(
     "--repeat",
     "repeats",
@@ -141,25 +139,22 @@ def _exit_code(report: Rehearsal, *, expects: bool) -> int:
 
 
 def _print(report: Rehearsal) -> None:
-    from rich.table import Column, Table
+    from rich.console import Console
+    from rich.table import Table
 
-    from opprof.cli.console import console
-
-    out = console()
+    console = Console(soft_wrap=False, highlight=False)
     cost = report.cost
-    out.print(
+    console.print(
         f"SIMULATED rehearsal of {report.protocol_id}, truth {report.truth!r}, seed {report.seed}: "
         "no figure here is a measurement",
         markup=False,
     )
-    out.print(
+    console.print(
         f"{cost.measured_runs} runs, {cost.gpu_hours:.2f} GPU hours and {cost.wall_hours:.2f} wall "
         f"hours one after the other (planned {cost.planned_gpu_hours:.2f} and "
         f"{cost.planned_wall_hours:.2f}; the budget leaves {cost.budget_gpu_hours:.2f} GPU hours)"
     )
-    runs = Table(
-        Column("run", no_wrap=True), "client", "req/s", "offered", "seconds", "why", title="Runs"
-    )
+    runs = Table("run", "client", "req/s", "offered", "seconds", "why", title="Runs")
     for run in report.runs:
         runs.add_row(
             run.name,
@@ -172,9 +167,7 @@ def _print(report: Rehearsal) -> None:
     for skipped in report.skipped:
         runs.add_row(skipped.name, "not made", "", "", "", skipped.reason)
     gates = Table(
-        Column("gate", no_wrap=True),
-        *("takes away", "judged", "failed", "under no effect", "first failure"),
-        title="Gates",
+        "gate", "takes away", "judged", "failed", "under no effect", "first failure", title="Gates"
     )
     quiet = []
     for gate in report.gates:
@@ -195,34 +188,32 @@ def _print(report: Rehearsal) -> None:
         shown = "unknown" if row.resolution is None else f"{row.resolution:.3f}"
         tests.add_row(row.test, f"{row.threshold:g}", shown, row.reason)
     for table in (runs, gates):
-        out.print(table)
-    _print_quiet(out, quiet)
+        console.print(table)
+    _print_quiet(console, quiet)
     if report.resolution:
-        out.print(tests)
+        console.print(tests)
     for name, verdict in report.verdicts.items():
-        out.print(f"{name}: {verdict.outcome}", markup=False)
+        console.print(f"{name}: {verdict.outcome}", markup=False)
         for reason in verdict.reasons[:6]:
-            out.print(f"  {reason}", markup=False)
-    _print_repeats(out, report)
+            console.print(f"  {reason}", markup=False)
+    _print_repeats(console, report)
     for line in report.expectation_missed:
-        out.print(f"expectation missed: {line}", markup=False)
+        console.print(f"expectation missed: {line}", markup=False)
 
 
-def _print_quiet(out: Console, gates: list[GateRow]) -> None:
+def _print_quiet(console: Console, gates: list[GateRow]) -> None:
     """Gates that never failed, with how often they may still fail when nothing is planted."""
     groups: dict[int, list[GateRow]] = {}
     for gate in gates:
         groups.setdefault(0 if gate.no_effect is None else gate.no_effect.trials, []).append(gate)
     for trials, rows in sorted(groups.items(), reverse=True):
         high = rows[0].no_effect.high if rows[0].no_effect is not None else None
-        known = "never judged"
-        if high is not None:
-            known = f"judged {trials} times: at most {high:.0%} (95 %)"
+        known = "never judged" if high is None else f"judged {trials} times: at most {high:.0%}"
         names = ", ".join(row.gate for row in rows)
-        out.print(f"no failure, under no effect {known}: {names}", markup=False)
+        console.print(f"no failure, under no effect {known} (95 %): {names}", markup=False)
 
 
-def _print_repeats(out: Console, report: Rehearsal) -> None:
+def _print_repeats(console: Console, report: Rehearsal) -> None:
     from rich.table import Column, Table
 
     repeats = report.repeats
@@ -237,14 +228,14 @@ def _print_repeats(out: Console, report: Rehearsal) -> None:
     table.add_row("client", "refuses a run", _rate(repeats.refused))
     if repeats.recovered is not None:
         table.add_row("truth", "recovered as expected", _rate(repeats.recovered))
-    out.print(table)
+    console.print(table)
     names = [name for name in _SHOWN if any(name in found for found in repeats.spread.values())]
     scatter = Table(Column("run", no_wrap=True), title="Mean and standard deviation over them")
     for name in names:
         scatter.add_column(_SHOWN[name])
     for run, spread in repeats.spread.items():
         scatter.add_row(run, *(_spread(spread.get(name)) for name in names))
-    out.print(scatter)
+    console.print(scatter)
 
 
 def _spread(spread: Spread | None) -> str:

@@ -83,8 +83,6 @@ __all__ = [
 ]
 
 SCHEMA = 1
-ID_LENGTH_MAX = 64
-"""Names of runs, files and kernel names are made of ids, two to a name; the kernel has limits."""
 
 
 class Pinned(Table, frozen=True):
@@ -111,7 +109,7 @@ class Seeds(Table, frozen=True):
 class Pattern(Table, frozen=True):
     """One row of the pattern-cell table."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$", max_length=ID_LENGTH_MAX)]
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
     cell: str
     input: str
     output: str
@@ -148,7 +146,7 @@ class PrivateSource(Table, frozen=True):
 class Config(Table, frozen=True):
     """One server configuration with the values that must be effective."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=ID_LENGTH_MAX)]
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     tensor_parallel_size: PositiveInt
     max_num_seqs: PositiveInt
     max_num_batched_tokens: PositiveInt
@@ -362,7 +360,7 @@ class ProtocolFile(Table, frozen=True):
     """The whole file."""
 
     schema: Literal[1]
-    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=ID_LENGTH_MAX)]
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     title: str
     status: Literal["draft", "frozen"]
     date: Date
