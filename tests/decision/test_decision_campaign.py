@@ -169,6 +169,8 @@ def test_what_cannot_be_decided_is_one_message(
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "holds neither" in refused(empty)
+    (empty / "runs").mkdir()
+    assert "a campaign's lie in its folder runs" in refused(empty)
     assert "no default" in refused(root / "runs", "--protocol", "none")
     twice = tmp_path / "twice"
     shutil.copytree(root / "runs" / RUNS[0], twice / "a", symlinks=True)

@@ -23,6 +23,13 @@ def plain(text: str) -> str:
     return text.replace(formats.NBSP, " ")
 
 
+def test_kernels_that_exceed_a_clean_step_are_no_share_of_it() -> None:
+    assert "take 45.0 to 98.0 % of a median clean FULL step." in plain(
+        verdict._fill_sentence("FULL", [0.45, 0.98])
+    )
+    assert "larger steps, or the profiler" in verdict._fill_sentence("NONE", [0.9, 14.13])
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -56,6 +56,8 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
             inside = [p for p in sorted(path.iterdir()) if _is_run(p) or _is_analysis(p)]
         if not inside:
             reason = f"holds neither a run ({_TIMELINE}) nor an analysis ({_MARKER})"
+            if (path / "runs").is_dir():
+                reason += "; a campaign's lie in its folder runs"
             raise InputError(reason, path=path)
         found += inside
     return list(dict.fromkeys(found))

@@ -208,10 +208,18 @@ def _fill_sentences(run: RunView) -> list[str]:
     for row in fills(run):
         if row.reported and row.fraction is not None:
             modes.setdefault(row.mode, []).append(row.fraction)
-    return [
-        f"Kernels take {span(min(found), max(found))} of a median clean {mode} step."
-        for mode, found in modes.items()
-    ]
+    return [_fill_sentence(mode, found) for mode, found in modes.items()]
+
+
+def _fill_sentence(mode: str, found: list[float]) -> str:
+    shares = span(min(found), max(found))
+    if max(found) <= 1:
+        return f"Kernels take {shares} of a median clean {mode} step."
+    # More than all of a step: it cannot be the same work.
+    return (
+        f"Kernels of a median active {mode} step take {shares} of a whole median clean one: "
+        "the windows held larger steps, or the profiler slowed them."
+    )
 
 
 def _where(windows: Sequence[WindowFamilies]) -> str:
