@@ -1,7 +1,12 @@
 """Cut Phase 3 down to a campaign that one borrowed machine can run in minutes (a draft to freeze).
 
-usage: python scripts/machine_protocol.py h200 OUT.toml    one H200, a model of the protocol's shape
-       python scripts/machine_protocol.py cpu OUT.toml     vLLM on two CPU cores, a tiny dense model
+usage: python scripts/machine_protocol.py KIND OUT.toml [HOST]
+
+h200    one H200, a model of the protocol's shape
+pair    the same on two H200 with the co-location check, one target and one background
+cpu     vLLM on two CPU cores, a tiny dense model
+
+HOST: a file that describes the machine (default: this one); it is asked for the CPU map of `pair`.
 
 The durations stay the protocol's own: the campaign declares a time scale. What a shortened run
 cannot meet is opened in the protocol, before anything runs, with the reason beside it; nothing is
@@ -17,12 +22,16 @@ from typing import Any
 import msgspec
 import tomlkit
 
+from opprof.campaign.places import split_cpus
+from opprof.host.detect import open_real_host
+from opprof.host.fake import FakeHost
+from opprof.host.fake_file import load_machine
 from opprof.protocol.check import check_protocol
 from opprof.protocol.design import design
 from opprof.protocol.load import parse_protocol
 
 PHASE3 = Path(__file__).parents[1] / "protocols" / "phase3.toml"
-DROPPED = ("private_source", "colocation", "partial_matrix", "amendments", "open_decisions")
+DROPPED = ("private_source", "partial_matrix", "amendments", "open_decisions")
 
 SHORTENED = "opened: a run on a declared time scale holds a fraction of the protocol's events"
 COMMON: dict[str, tuple[Any, str]] = {
@@ -124,6 +133,29 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+KINDS["pair"] = KINDS["h200"] | {
+    "configs": {"C00": {}},
+    "values": KINDS["h200"]["values"]
+    | {
+        "id": ("h200-pair", ""),
+        "title": ("Two cells side by side on two H200, 4 layers of 48", ""),
+        "cells.sentinel_patterns": ([], ""),
+        "cells.sentinel_configs": ([], ""),
+        "burnin.seconds": (10, "a compile cache is filled by the first requests"),
+        "colocation.pattern": ("P01", ""),
+        "colocation.backgrounds_eight": (["P03"], "one GPU beside the target's"),
+        "colocation.backgrounds_four": (["P03"], ""),
+    },
+}
+
+
+def of_this_machine(path: str | None) -> dict[str, Any]:
+    """Return the placement of a machine with GPUs."""
+    host = open_real_host() if path is None else FakeHost(load_machine(path))
+    masks, nodes = split_cpus(host.topology())
+    return {"placement.gpus": len(masks), "placement.cpu_map": masks, "placement.numa_nodes": nodes}
+
+
 def put(document: Any, path: str, value: Any, reason: str) -> None:
     """Set one key, with the reason as its comment."""
     table = document
@@ -158,11 +190,11 @@ def manifest_command(row: Any, requests: int) -> str:
     )
 
 
-def cut(kind: str) -> str:
+def cut(kind: str, host: str | None = None) -> str:
     """Return the text of the small protocol."""
     plan = KINDS[kind]
     document = tomlkit.parse(PHASE3.read_text())
-    for name in DROPPED:
+    for name in (*DROPPED, *([] if kind == "pair" else ["colocation"])):
         document.pop(name, None)
     document["amendments"] = tomlkit.array()
     document["open_decisions"] = tomlkit.array()
@@ -175,7 +207,10 @@ def cut(kind: str) -> str:
         document = body
     keep_rows(document, "patterns", plan["patterns"])
     keep_rows(document, "configs", plan["configs"])
-    for path, (value, reason) in {**COMMON, **plan["values"]}.items():
+    values = {**COMMON, **plan["values"]}
+    if kind == "pair":
+        values |= {path: (value, "") for path, value in of_this_machine(host).items()}
+    for path, (value, reason) in values.items():
         put(document, path, value, reason)
     for row in document["patterns"]:
         row["manifest"] = manifest_command(row, document["workload"]["num_requests"])
@@ -199,7 +234,7 @@ def cut(kind: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the protocol and say what is wrong with it."""
     kind, out = arguments[0], Path(arguments[1])
-    text = cut(kind)
+    text = cut(kind, arguments[2] if len(arguments) > 2 else None)
     problems = check_protocol(parse_protocol(text.encode(), source=kind).file)
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -32,6 +32,11 @@ TWIN_ROWS = {
     # Steps of prefill alone, without which interference cannot be told from its parts.
     "P02": {"output": '"fixed:1"', "cell": '"prefill only"'},
 }
+TWIN_COMMANDS = {
+    "P09": (r"--input-mixture '[^']*'", "--input-uniform 128:512"),
+    "P02": (r"--output-fixed \d+", "--output-fixed 1"),
+}
+"""What the twins' manifest commands say otherwise, so that they make what the rows say."""
 CAPTURED_ROWS = {
     "C00": {
         "max_num_seqs": "512",
@@ -91,6 +96,9 @@ def shrink(text: str, *, twins: bool = False, captured: bool = False) -> str:
     rows = {**(TWIN_ROWS if twins else {}), **(CAPTURED_ROWS if captured else {})}
     head = _set(head, "", values, rows) + "amendments = []\nopen_decisions = []\n\n"
     body = "".join(_set(block, _name(block), values, rows) for block in kept)
+    body = re.sub(r"--num-requests \d+", f"--num-requests {values['num_requests']}", body)
+    for pattern, (old, new) in TWIN_COMMANDS.items() if twins else ():
+        body = re.sub(rf"(?m)^(manifest = .*--id {pattern} .*?){old}", rf"\1{new}", body)
     return _with_arithmetic(head + body)
 
 

@@ -11,7 +11,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=${OPPROF_GPU:-~/.cache/opprof-gpu}
 parts=$root/parts site=$root/site model=$root/model work=$root/campaign
-scale=${TIME_SCALE:-0.05}
+scale=${TIME_SCALE:-0.05} kind=${KIND:-h200} serial=--serial
+[ "$kind" != pair ] || serial=
 export PYTHONPATH=$PWD/src:$site PYTHONUNBUFFERED=1
 opprof() { python3 -m opprof "$@"; }
 
@@ -35,7 +36,7 @@ case $1 in
     fi
     [ -f "$model/tokenizer.json" ] || python3 scripts/gpu/make_model.py "$model" "${LAYERS:-12}"
     opprof doctor --host || true
-    python3 scripts/machine_protocol.py h200 "$work/h200.toml"
+    python3 scripts/machine_protocol.py "$kind" "$work/h200.toml"
     opprof protocol freeze "$work/h200.toml" --out "$work/frozen.toml"
     mkdir -m 700 -p "$work/private"
     for row in P01:128:512 P03:4096:8192; do
@@ -48,7 +49,7 @@ import sys; sys.path.insert(0, 'scripts')
 from pathlib import Path; from vllm_cpu_server import plugin_path
 print(plugin_path(Path('$work/plugin')))")
     opprof campaign start "$work/frozen.toml" --out "$work/campaign" --engine vllm --python "$(command -v python3)" \
-      --private "$work/private" --var MODEL="$model" --time-scale "$scale" --serial ${ONLY:+--only "$ONLY"} \
+      --private "$work/private" --var MODEL="$model" --time-scale "$scale" ${serial} ${ONLY:+--only "$ONLY"} \
       --engine-env PYTHONPATH="$plugin:$site" --engine-env HF_HUB_OFFLINE=1 --engine-env VLLM_NO_USAGE_STATS=1 \
       --engine-env VLLM_USE_FLASHINFER_SAMPLER=0
     watch "$2"

@@ -15,6 +15,7 @@ without a traceback and exits with ``exit_code`` (contract, section 7).
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -98,3 +99,15 @@ class StateConflict(OpprofError):
 
     code = "E-STATE"
     exit_code = 2
+
+
+def refused(error: OSError) -> OpprofError:
+    """Return what the kernel refused as an error of ours, where nobody below had a better word.
+
+    A name that is too long, or a way that leads through a file, is a bad argument; a folder that
+    may not be read and a full disk are the surroundings.
+    """
+    bad = error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+    kind = InputError if bad else EnvironmentFailure
+    place = error.filename if isinstance(error.filename, str | os.PathLike) else None
+    return kind(error.strerror or str(error), path=place)

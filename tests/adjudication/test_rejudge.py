@@ -397,7 +397,23 @@ def test_a_stored_verdict_that_the_data_do_not_give_is_no_acceptance(
     path.write_bytes(b"".join(lines[20:]))
     found = rejudge(root, old, stabilized)
     assert not found.reproduced
-    assert found.sanity.red_flags and "not reproduced" in found.sanity.red_flags[0]
+    changed, *rest = found.sanity.red_flags
+    assert changed == "client/requests.jsonl is not what the run's client left"
+    assert rest and all("not reproduced" in flag for flag in rest)
+    assert not found.after.accepted and not found.result.accepted
+
+
+def test_changed_data_that_give_the_stored_verdict_are_no_acceptance(
+    tmp_path: Path, old: Protocol, stabilized: Protocol
+) -> None:
+    root = make_run(tmp_path / "run", old)
+    assert rejudge(root, old, stabilized).reproduced
+    path = root / "client" / "requests.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    found = rejudge(root, old, stabilized)
+    assert found.sanity.red_flags == ["client/requests.jsonl is not what the run's client left"]
+    assert not found.reproduced
     assert not found.after.accepted and not found.result.accepted
 
 

@@ -62,6 +62,7 @@ def small_protocol(
         lambda m: f"{m.group(1)} = {values[m.group(1)]}" if m.group(1) in values else m.group(0),
         "".join(kept[:1]) + "".join(kept[1:]),
     )
+    text = re.sub(r"--num-requests \d+", f"--num-requests {values['num_requests']}", text)
     # Only the file's own id and title change, not those of its rows.
     text = re.sub(r'(?m)^id = "small"$', "id = @", text)
     names = iter(["small", *patterns, "C00"])

@@ -40,6 +40,8 @@ async def run(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
             ProcessTable(),
             "server",
             command,
+            campaign=spec.campaign.id,
+            run=spec.run,
             environment=dict(os.environ) | marks,
             log=log,
             cwd=folder,

@@ -20,6 +20,7 @@ from opprof.campaign.ledger import (
     open_reservations,
     settle,
 )
+from opprof.campaign.places import placement_problems, split_cpus
 from opprof.campaign.plan import gives_rate, group_of, planned_runs, verdict
 from opprof.campaign.waves import Done, Where
 from opprof.host.cpus import parse_cpus
@@ -141,6 +142,18 @@ def test_no_gpu_is_booked_twice_and_no_cpu_stands_in_two_masks(case: Case) -> No
 
 
 @settings(max_examples=60, deadline=None)
+@given(cases())
+def test_a_map_made_for_a_host_fits_it(case: Case) -> None:
+    for each in case.where.hosts:
+        masks, nodes = split_cpus(each)
+        placement = msgspec.structs.replace(
+            case.protocol.placement, gpus=len(masks), cpu_map=masks, numa_nodes=nodes
+        )
+        assert placement_problems(placement, each) == []
+        sizes = {len(parse_cpus(mask)) for mask in masks}
+        assert min(sizes) >= 1
+
+
 @given(cases())
 def test_waves_respect_widths_nodes_and_ports(case: Case) -> None:
     for played_wave in played(case).waves:

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner
 
 from opprof.artifacts.campaign import ProcessRecord
+from opprof.artifacts.environment import Environment
 from opprof.campaign import launcher
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.state import StoreJournal
@@ -162,6 +164,7 @@ def test_a_killed_controller_is_resumed(site: Site) -> None:
     site.kill_controller()
     assert controller_state(site.out)[0] == "dead"
     assert site.left(), "server and client live on without their controller"
+    killed_ns = time.time_ns()
     site.opprof("resume", str(site.out))
     site.wait_end()
     saturation = site.store.run("P01-C00-saturation")
@@ -169,7 +172,14 @@ def test_a_killed_controller_is_resumed(site: Site) -> None:
         (1, "interrupted", "interrupted"),
         (2, "complete", ""),
     ], site.log()
-    assert (site.out / "attempts" / "P01-C00-saturation.1" / "server.log").is_file()
+    kept = site.out / "attempts" / "P01-C00-saturation.1"
+    assert (kept / "server.log").is_file()
+    # A launch is recorded before it is made, and what is effective before any load.
+    environment = msgspec.json.decode((kept / "environment.json").read_bytes(), type=Environment)
+    assert environment.before is not None and environment.after is None
+    assert environment.effective_config and environment.engine_config_sha256
+    broken = saturation.attempts[0]
+    assert broken.gpu_seconds >= (killed_ns - broken.transitions[0].wall_ns) / 1e9
     assert site.store.run("P01-C00-moderate").state == "complete"
     assert (site.out / "state" / "P01-C00-saturation-burnin.json").read_bytes() == before
     assert site.left() == []

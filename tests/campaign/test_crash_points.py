@@ -17,4 +17,7 @@ def test_a_campaign_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_
     done = subprocess.run([*command, "--points-only", "8"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16 kills" in done.stdout
+    killed = {line[:24].strip(): int(line[24:32]) for line in done.stdout.splitlines()[-8:-3]}
+    assert killed.pop("controller at a point") == 8
+    assert killed == {"controller": 2, "server": 2, "client": 2, "whole group": 2}
     assert "0 problems" in done.stdout

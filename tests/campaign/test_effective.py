@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from opprof.artifacts.engine import EngineReport
+from opprof.campaign.attempt import Facts
 from opprof.campaign.effective import (
     Expected,
     cache_key,
@@ -20,6 +21,7 @@ from opprof.campaign.effective import (
     observed,
     server_health,
 )
+from opprof.campaign.engine_checks import health_gate
 from opprof.campaign.server_log import ServerLog, parse_server_log, read_server_log
 from opprof.protocol import load_protocol
 
@@ -232,3 +234,20 @@ def test_a_kind_whose_lines_are_no_longer_kept_is_still_told() -> None:
     log = parse_server_log([*lines, "CUDA error: late"])
     gate = server_health(log, exit_status=0, signalled=True)
     assert "cuda_error x1" in gate.reason
+
+
+def test_the_log_of_an_embedded_engine_speaks_too(tmp_path: Path) -> None:
+    folder = tmp_path / "opprof"
+    folder.mkdir()
+    found = report(simulated=True)
+    (folder / "engine-config.json").write_bytes(msgspec.json.encode(found))
+    log = tmp_path / "server.log"
+    log.write_text("listening on 1\n")
+    told = Facts(signal_wall_ns=1)
+    assert health_gate(told, tmp_path, (None, None)).outcome == "pass"
+    log.write_text(
+        "(EngineCore pid=7) ERROR 11-30 03:22:17 [core.py:10] torch.OutOfMemoryError: CUDA out of "
+        "memory.\n"
+    )
+    gate = health_gate(told, tmp_path, (None, None))
+    assert gate.outcome == "fail" and "gpu_out_of_memory" in gate.reason

@@ -118,3 +118,17 @@ def test_a_gpu_that_is_not_as_it_must_be_stops_the_matrix(
     assert stop is not None
     assert stop.condition == condition
     assert site.store.run("P01-C00-moderate").attempts == []
+
+
+def test_a_drain_over_its_allowance_marks_the_run_and_takes_nothing_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A-P3-5: quarantined runs stay usable; only their share of the matrix stops it."""
+    monkeypatch.setitem(campaign_small.VALUES, "drain_budget_s", "0.01")
+    monkeypatch.setitem(campaign_small.VALUES, "drain_quarantine_share_max", "1.0")
+    site = Rehearsal(tmp_path)
+    site.start(code=0)
+    runs = site.store.runs()
+    assert [(run.state, len(run.attempts)) for run in runs] == [("complete", 1)] * 3
+    assert [run.drain_quarantined for run in runs] == [True] * 3
+    assert "drain quarantined" in (site.out / "decision.md").read_text()

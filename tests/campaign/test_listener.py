@@ -13,23 +13,25 @@ from types import SimpleNamespace
 import pytest
 
 from opprof.campaign import server
-from opprof.campaign.listener import listening_inodes, listens
+from opprof.campaign.listener import holder, listening_inodes, listens
 from opprof.campaign.options import Options
 from opprof.errors import EnvironmentFailure
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_only_the_holder_of_the_listening_socket_listens(family: socket.AddressFamily) -> None:
-    with socket.socket(family) as holder:
-        holder.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
-        port = holder.getsockname()[1]
+    with socket.socket(family) as owner:
+        owner.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        port = owner.getsockname()[1]
         assert not listens(port, [os.getpid()])
-        holder.listen()
+        owner.listen()
         assert listens(port, [os.getpid()])
+        assert holder(port).startswith(f"pid {os.getpid()} (")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
             assert not listens(port, [other.pid])
             other.kill()
     assert not listening_inodes(port)
+    assert holder(port) == ""
 
 
 def test_health_of_another_process_is_refused(

@@ -22,6 +22,7 @@ from opprof.campaign.processes import (
     spawn,
 )
 from opprof.errors import EnvironmentFailure
+from opprof.host.birthmark import birthmark, usable_limit
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 
@@ -43,17 +44,20 @@ class FakeProc:
         *,
         name: str = "python",
         state: str = "S",
+        mark: int | None = None,
         env: str = "",
-        session: int = 0,
-        cwd: Path | None = None,
+        limit: str = "Max file locks",
     ) -> None:
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
-        fields = [state, "1", str(pid), str(session), *["0"] * 15, str(start), "0", "0"]
-        if cwd is not None:
-            (folder / "cwd").symlink_to(cwd)
+        fields = [state, "1", str(pid), *["0"] * 16, str(start), "0", "0"]
         (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
-        (folder / "environ").write_bytes(env.encode())
+        (folder / "environ").write_text(env)
+        soft = "unlimited" if mark is None else str(mark)
+        (folder / "limits").write_text(
+            f"Max address space         unlimited            unlimited            bytes     \n"
+            f"{limit:<25} {soft:<20} unlimited            locks     \n"
+        )
 
     def table(self) -> ProcessTable:
         return ProcessTable(self.root, kill=lambda pid, number: self.sent.append((pid, number)))
@@ -107,42 +111,54 @@ def test_a_process_that_ends_between_look_and_signal_is_no_error(proc: FakeProc)
     assert not ProcessTable(proc.root, kill=gone).send(record(), signal.SIGTERM)
 
 
-def test_marks_are_whole_variables(proc: FakeProc) -> None:
-    proc.add(1, 10, env=f"{CAMPAIGN_VARIABLE}=c-1\0{RUN_VARIABLE}=P01\0")
-    proc.add(2, 20, env=f"{CAMPAIGN_VARIABLE}=c-11\0")
-    proc.add(3, 30, env=f"NOT_{CAMPAIGN_VARIABLE}=c-1\0")
-    proc.add(4, 40, env=f"OTHER=x\0{CAMPAIGN_VARIABLE}=c-1\0", state="Z")
-    proc.add(5, 50, env=f"{CAMPAIGN_VARIABLE}=c-1\0{RUN_VARIABLE}=P02\0")
+def test_a_birthmark_names_campaign_and_run(proc: FakeProc) -> None:
+    proc.add(1, 10, mark=birthmark("c-1", "P01"))
+    proc.add(2, 20, mark=birthmark("c-11", "P01"))
+    proc.add(3, 30)
+    proc.add(4, 40, mark=birthmark("c-1", "P01"), state="Z")
+    proc.add(5, 50, mark=birthmark("c-1", "P02"))
+    proc.add(6, 60, mark=birthmark("c-1", ""))
+    proc.add(7, 70, mark=65536)
+    proc.add(8, 80, mark=birthmark("c-1", "P03"), limit="Max resident set")
     table = proc.table()
-    assert [seen.pid for seen in sorted(table.marked("c-1"), key=lambda s: s.pid)] == [1, 5]
+    assert {seen.pid for seen in table.marked("c-1")} == {1, 5, 6, 8}
     assert [seen.pid for seen in table.marked("c-1", run="P02")] == [5]
+    assert [seen.pid for seen in table.marked("c-1", run="")] == [6]
+
+
+def test_without_a_birthmark_the_environment_tells(proc: FakeProc) -> None:
+    """On a system that lets no limit be set."""
+    proc.add(1, 10, env="OPPROF_CAMPAIGN=c-1\0OPPROF_RUN=P01\0")
+    proc.add(2, 20, env="OPPROF_CAMPAIGN=c-11\0")
+    proc.add(3, 30, env="NOT_OPPROF_CAMPAIGN=c-1\0")
+    proc.add(4, 40, env="OTHER=x\0OPPROF_CAMPAIGN=c-1\0", mark=birthmark("c-2", "P01"))
+    proc.add(5, 50, env="A=b\0OPPROF_CAMPAIGN=c-1\0")
+    table = proc.table()
+    assert {seen.pid for seen in table.marked("c-1")} == {1, 5}
+    (found,) = table.marked("c-1", run="P01")
+    assert (found.pid, found.birthmark) == (1, birthmark("c-1", "P01"))
+
+
+def test_a_process_that_wakes_between_two_looks_is_not_missed(proc: FakeProc) -> None:
+    """It slept at the first look and runs at the second: the same process, and alive."""
+    proc.add(7, 70, mark=birthmark("c", "P01"))
+
+    class Waking(ProcessTable):
+        def look(self, pid: int) -> Seen | None:
+            seen = super().look(pid)
+            proc.add(7, 70, mark=birthmark("c", "P01"), state="R")
+            return seen
+
+    assert [seen.pid for seen in Waking(proc.root).marked("c")] == [7]
 
 
 def test_a_found_process_whose_pid_was_reused_is_left_alone(proc: FakeProc) -> None:
-    proc.add(7, 70, env=f"{CAMPAIGN_VARIABLE}=c\0")
+    proc.add(7, 70, mark=birthmark("c", "P01"))
     table = proc.table()
     (seen,) = table.marked("c")
     proc.add(7, 71)
     assert not table.send_seen(seen, signal.SIGKILL)
     assert proc.sent == []
-
-
-def test_a_session_finds_what_has_lost_its_mark(proc: FakeProc, tmp_path: Path) -> None:
-    campaign = tmp_path / "campaign"
-    run = campaign / "runs" / "P01"
-    run.mkdir(parents=True)
-    proc.add(42, 1000, session=42, cwd=run)
-    proc.add(43, 1001, session=42, cwd=run, name="VLLM::EngineCor")
-    proc.add(44, 1002, session=42, cwd=tmp_path)
-    proc.add(45, 1003, session=41, cwd=run)
-    proc.add(46, 1004, session=42, cwd=run, state="Z")
-    proc.add(47, 1005, session=42)
-    table = proc.table()
-    found = table.members([record()], campaign)
-    assert sorted(seen.pid for seen in found) == [42, 43]
-    other_boot = record(boot="99999999-2222-3333-4444-555555555555")
-    assert table.members([other_boot], campaign) == []
-    assert table.members([], campaign) == []
 
 
 # ------------------------------------------------------------------------ real processes
@@ -157,6 +173,8 @@ def test_a_child_does_nothing_before_its_gate_opens(tmp_path: Path) -> None:
                 ProcessTable(),
                 "server",
                 ["/bin/sh", "-c", f"echo yes > {mark}; exit 7"],
+                campaign="c",
+                run="r",
                 environment=dict(os.environ),
                 log=log,
                 cwd=tmp_path,
@@ -180,7 +198,8 @@ async def go():
     folder = Path(sys.argv[1])
     with (folder / "log").open("wb") as log:
         child = await spawn(ProcessTable(), "server", ["/bin/touch", str(folder / "ran")],
-                            environment=dict(os.environ), log=log, cwd=folder)
+                            campaign="c", run="r", environment=dict(os.environ), log=log,
+                            cwd=folder)
     print(child.record.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(go())
@@ -211,6 +230,8 @@ def test_a_program_that_is_not_there_is_a_status(tmp_path: Path) -> None:
                 ProcessTable(),
                 "server",
                 ["/no/such/program"],
+                campaign="c",
+                run="r",
                 environment=dict(os.environ),
                 log=log,
                 cwd=tmp_path,
@@ -228,6 +249,8 @@ def test_cpus_that_do_not_exist_are_refused(tmp_path: Path) -> None:
                 ProcessTable(),
                 "server",
                 ["/bin/true"],
+                campaign="c",
+                run="r",
                 environment=dict(os.environ),
                 log=log,
                 cwd=tmp_path,
@@ -238,23 +261,123 @@ def test_cpus_that_do_not_exist_are_refused(tmp_path: Path) -> None:
         asyncio.run(go())
 
 
-def test_descendants_that_left_the_group_are_ended(tmp_path: Path) -> None:
-    """A daemon of its own session that ignores SIGTERM is found by its mark."""
-    script = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000"
-    campaign = f"test-{os.getpid()}"
-    environment = {**os.environ, CAMPAIGN_VARIABLE: campaign}
-    leader = subprocess.Popen(
-        ["/bin/sh", "-c", script], env=environment, start_new_session=True, cwd=tmp_path
+_ORPHAN = """
+import os, sys, time
+# What a daemon can put off: parent, session, group, environment, folder, open files, command name.
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    os.chdir("/")
+    os.closerange(0, 1024)
+    os.execve("/bin/sh", ["sh", "-c", "trap '' TERM; while :; do /bin/sleep 1; done"], {})
+os.wait()
+time.sleep(1000)
+"""
+"""An engine that leaves an orphan which nothing but the birthmark connects with it."""
+_LAUNCHER = """
+import asyncio, os, sys
+from pathlib import Path
+from opprof.campaign.processes import ProcessTable, spawn
+from opprof.host import birthmark
+birthmark._LIMITS = birthmark._LIMITS[int(sys.argv[4]):]
+async def go():
+    folder = Path(sys.argv[1])
+    with (folder / "log").open("wb") as log:
+        child = await spawn(ProcessTable(), "server", [sys.executable, "-c", sys.argv[3]],
+                            campaign=sys.argv[2], run="P01", environment=dict(os.environ),
+                            log=log, cwd=folder)
+    child.go()
+    print(child.record.pid, flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(go())
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_an_orphan_that_put_everything_off_is_ended_after_its_controller(
+    tmp_path: Path, limit: int
+) -> None:
+    """Both the controller and the engine are killed first: nobody is left to tell whose it is."""
+    campaign = f"test-{tmp_path}"
+    controller = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER, str(tmp_path), campaign, _ORPHAN, str(limit)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert controller.stdout is not None
+    server = int(controller.stdout.readline())
     table = ProcessTable()
 
-    async def go() -> None:
-        while len(table.marked(campaign)) < 3:
-            await asyncio.sleep(0.02)
-        met = await end_marked(table, campaign, run=None, grace_s=0.5)
-        assert leader.pid in {seen.pid for seen in met}
-        assert len(met) >= 3
+    def orphans() -> list[Seen]:
+        found = [seen for seen in table.marked(campaign) if seen.pgid != server]
+        return [s for s in found if not Path(f"/proc/{s.pid}/environ").read_bytes()]
 
-    asyncio.run(asyncio.wait_for(go(), 60))
-    assert leader.wait() == -signal.SIGKILL
+    give_up = time.monotonic() + 60
+    while not orphans():
+        assert time.monotonic() < give_up, "no orphan was left"
+        time.sleep(0.05)
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    os.kill(server, signal.SIGKILL)
+    met = asyncio.run(end_marked(table, campaign, run=None, grace_s=0.2))
+    assert met
     assert table.marked(campaign) == []
+
+
+def test_a_child_that_cannot_be_marked_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int, _kind: int, *_limits: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("resource.prlimit", refuse)
+
+    async def go() -> None:
+        with (tmp_path / "log").open("wb") as log:
+            await spawn(
+                ProcessTable(),
+                "server",
+                ["/bin/touch", str(tmp_path / "ran")],
+                campaign="c",
+                run="r",
+                environment=dict(os.environ),
+                log=log,
+                cwd=tmp_path,
+            )
+
+    with pytest.raises(EnvironmentFailure, match="cannot mark"):
+        asyncio.run(go())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_where_no_limit_can_be_set_a_child_runs_with_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_kind: int, _limits: object) -> None:
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr("resource.setrlimit", refuse)
+    assert usable_limit() is None
+    campaign = f"test-{tmp_path}"
+
+    async def go() -> list[Seen]:
+        with (tmp_path / "log").open("wb") as log:
+            child = await spawn(
+                ProcessTable(),
+                "server",
+                ["/bin/sleep", "1000"],
+                campaign=campaign,
+                run="r",
+                environment=dict(os.environ) | {CAMPAIGN_VARIABLE: campaign, RUN_VARIABLE: "r"},
+                log=log,
+                cwd=tmp_path,
+            )
+        child.go()
+        met = await end_marked(ProcessTable(), campaign, run="r", grace_s=10)
+        assert await child.wait(20) is not None
+        assert [seen.pid for seen in met] == [child.record.pid]
+        return met
+
+    assert asyncio.run(go())

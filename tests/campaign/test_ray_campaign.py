@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("ray", reason="needs the extra: `make ray`")
 
 from campaign_small import small_manifests, small_protocol
-from crash_harness import digest
+from crash_site import digest
 from ray_nodes import (
     LocalCluster,
     free_port,

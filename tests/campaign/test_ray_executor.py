@@ -284,7 +284,7 @@ def test_a_killed_controller_leaves_no_process_and_its_successor_brings_files_ho
 
     async def resume() -> list[str]:
         async with executor_on(cluster, tmp_path, ship=True) as executor:
-            return await executor.clean_up(f"test-{tmp_path.name}")
+            return (await executor.clean_up(f"test-{tmp_path.name}")).lines
 
     lines = asyncio.run(resume())
     assert f"beta: brought home attempt {spec.run}.1" in lines

@@ -12,13 +12,16 @@ import pytest
 from campaign_small import small_protocol
 from test_store import record as begun
 
-from opprof.artifacts.campaign import RunRecord
+from opprof.artifacts.campaign import Campaign, RunRecord, Stop
 from opprof.campaign import state
+from opprof.campaign.commands import CommandLog
 from opprof.campaign.ledger_file import NAME, open_ledger
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.soundness import check_records
-from opprof.campaign.store import Store, campaign_lock, is_locked, machine_lock
+from opprof.campaign.soundness import check_contents, check_records
+from opprof.campaign.store import Store, campaign_lock, is_locked, machine_lock, pretty
+from opprof.cli import main
 from opprof.errors import EnvironmentFailure, SchemaError, StateConflict
+from opprof.files import sha256_file
 from opprof.integrity.provenance import record_campaign
 from opprof.protocol import load_protocol
 from opprof.protocol.model import ProtocolFile
@@ -64,6 +67,15 @@ def completed(store: Store) -> Path:
 def test_a_sound_folder_passes(store: Store, protocol: ProtocolFile) -> None:
     completed(store)
     check_records(store, protocol, [])
+
+
+@pytest.mark.parametrize("text", ["ready!", "Ready\n", None])
+def test_nothing_is_judged_by_what_a_run_did_not_leave(store: Store, text: str | None) -> None:
+    file = completed(store)
+    check_contents(store, store.run(RUN))
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(StateConflict, match=r"server\.log"):
+        check_contents(store, store.run(RUN))
 
 
 def test_a_lost_state_file_is_no_smaller_plan(store: Store, protocol: ProtocolFile) -> None:
@@ -202,3 +214,47 @@ def test_a_folder_in_the_locks_place_is_named(tmp_path: Path) -> None:
         campaign_lock(tmp_path),
     ):
         pass
+
+
+def test_a_refused_resume_leaves_everything_as_it_was(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next resume finds the private folder of the last one that was not refused."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "P01.jsonl").write_text("{}\n")
+    (store.folder / "campaign.json").write_bytes(pretty(bound_to(private / "P01.jsonl")))
+    log = CommandLog(store.commands, lambda: 1)
+    log.add("controller", ["opprof", "--private", str(private)], {})
+    store.write_stop(Stop(1, 3, "clean", "a request failed", "r", 1))
+    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    other = tmp_path / "other"
+    other.mkdir()
+    words = ["campaign", "resume", str(store.folder), "--private", str(other)]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--protocol", str(tmp_path / "x.toml"), "--reviewed", "Ann"])
+    assert ended.value.code == 2
+    assert "no manifest for P01 here" in capsys.readouterr().err
+    after = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def bound_to(manifest: Path) -> Campaign:
+    return Campaign(
+        schema=1,
+        id="small-1",
+        protocol_id="small",
+        protocol_sha256="0" * 64,
+        engine="sim",
+        variables={},
+        manifests={"P01": sha256_file(manifest)},
+        time_scale=1.0,
+        seed=0,
+        hosts=["a"],
+        executor="local",
+        options={},
+        code_version="1",
+        code_sha256="0" * 64,
+        created_wall_ns=1,
+        simulated=True,
+    )

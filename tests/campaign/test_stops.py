@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray_builders import make_spec
 
 from opprof.artifacts.campaign import Stop
 from opprof.artifacts.common import Gate
 from opprof.campaign import stops
+from opprof.campaign.attempt import Facts
+from opprof.campaign.checks import refused_input, refused_manifest
 from opprof.campaign.facts import MatrixFacts, RunFacts
-from opprof.campaign.gate_rules import RULES
+from opprof.campaign.gate_rules import RULES, fault_of
 from opprof.protocol import load_protocol
 from opprof.protocol.model import Reruns
 
@@ -180,6 +184,48 @@ def test_a_burn_in_is_not_measured() -> None:
 def test_contamination_in_the_clock_check_is_condition_two() -> None:
     assert judge(run(gate("clock_load", foreign_processes=1))) == [2]
     assert judge(run(gate("clock_load", foreign_processes=0))) == [10]
+
+
+def test_an_input_that_the_analysis_refuses_is_a_failed_schema() -> None:
+    assert refused_input(Facts(analysis_exit=1)) == []
+    refused = refused_input(Facts(analysis_exit=2, analysis_refusal="engine-0.jsonl:31: no step"))
+    (stop,) = stops.judge_run(run(*refused), FILE, wall_ns=NOW)
+    assert (stop.condition, stop.run) == (4, "P01-C00-moderate")
+    assert "engine-0.jsonl:31" in stop.reason
+    assert fault_of(refused) == "infrastructure"
+
+
+def test_a_manifest_that_was_changed_under_a_campaign_is_condition_one(tmp_path: Path) -> None:
+    asked = make_spec(tmp_path, "here")
+    manifest = Path(asked.manifest)
+    refused = Facts(client_exit=2)
+    assert refused_manifest(asked, refused) == [], "the client refused something else"
+    manifest.write_text("[]\n")
+    assert refused_manifest(asked, Facts(client_exit=1)) == []
+    (stop,) = stops.judge_run(run(*refused_manifest(asked, refused)), FILE, wall_ns=NOW)
+    assert stop.condition == 1 and "manifest is" in stop.reason
+    manifest.unlink()
+    assert "manifest is absent" in refused_manifest(asked, refused)[0].reason
+
+
+def test_a_cut_trace_that_no_scan_could_look_at_may_have_its_rerun() -> None:
+    assert fault_of([gate("privacy")]) == "semantic"
+    assert fault_of([gate("privacy"), gate("window_integrity")]) == "infrastructure"
+    assert judge(run(gate("privacy"), gate("window_integrity"))) == [5, 8]
+
+
+def test_a_further_stop_is_told_beside_the_first() -> None:
+    first, further = stops.judge_run(
+        run(gate("join", reason="lost", a=1), gate("privacy", reason="text", b=2)),
+        FILE,
+        wall_ns=NOW,
+    )
+    both = stops.joined(first, further)
+    assert (both.condition, both.run) == (5, "P01-C00-moderate")
+    assert both.reason == (
+        f"join: lost; also hard stop 8 ({stops.NAMES[8]}) at P01-C00-moderate: privacy: text"
+    )
+    assert both.numbers == {"join.a": 1, "privacy.b": 2}
 
 
 def test_red_flags_are_condition_ten() -> None:

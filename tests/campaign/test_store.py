@@ -13,8 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opprof.artifacts.campaign import Attempt, Phase, RunRecord, Slot, Stop, Transition
+from opprof.artifacts.campaign import (
+    Attempt,
+    Phase,
+    RunRecord,
+    Slot,
+    Stop,
+    Transition,
+)
 from opprof.campaign import state
+from opprof.campaign.processes import Ended
 from opprof.campaign.store import (
     CRASH_VARIABLE,
     CrashPoints,
@@ -23,6 +31,7 @@ from opprof.campaign.store import (
     is_locked,
 )
 from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
+from opprof.host.birthmark import birthmark
 
 PHASES: tuple[Phase, ...] = ("serving", "loading", "draining", "cleaning", "checking", "complete")
 
@@ -126,6 +135,24 @@ def test_an_attempt_its_controller_left_is_charged_to_its_last_sign_of_life(
     (recovered,) = state.recover(here, "0" * 64, lambda _: None)
     assert recovered.attempt is not None
     assert recovered.attempt.phase == "interrupted"
+    assert recovered.attempt.gpu_seconds == gpu_s
+
+
+@pytest.mark.usefixtures("kept_in_place")
+@pytest.mark.parametrize(
+    ("run", "gpu_s"), [("P01-C00-saturation", 9.0), ("P01-C00-moderate", 0.0), ("", 0.0)]
+)
+def test_an_attempt_whose_server_lived_on_is_charged_until_it_was_ended(
+    tmp_path: Path, run: str, gpu_s: float
+) -> None:
+    """A server that has written nothing yet gives no other sign of life."""
+    here = Store(tmp_path, wall_ns=lambda: 9 * 10**9 + 1)
+    here.save(record())
+    (tmp_path / "runs" / "P01-C00-saturation").mkdir(parents=True)
+    os.utime(tmp_path / "runs" / "P01-C00-saturation", ns=(1, 1))
+    survivors = [Ended(birthmark("c", run), "ended")]
+    (recovered,) = state.recover(here, "0" * 64, lambda _: None, survivors)
+    assert recovered.attempt is not None
     assert recovered.attempt.gpu_seconds == gpu_s
 
 

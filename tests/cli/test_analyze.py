@@ -93,6 +93,9 @@ def test_shares_add_up_under_both_tables(analysed: Path) -> None:
 def test_the_number_of_workers_changes_no_byte(analysed: Path, tmp_path: Path) -> None:
     done = opprof("analyze", P01, "--out", tmp_path, "--jobs", 1)
     assert done.returncode == 1
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(P01.name)]
+    # No replay was opaque: that is a share of zero, as in `opprof compare`, not an unknown one.
+    assert [row[-1] for row in rows if "yes" in row] == ["0.0", "0.0"]
     for name in ARTEFACTS:
         assert (tmp_path / P01.name / name).read_bytes() == (
             analysed / P01.name / name

@@ -78,7 +78,7 @@ def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:
     [
         (["phase3", "--only", "P99"], "is no cell"),
         (["phase3", "--gpus", "9"], "has no GPU 9"),
-        (["phase3", "--gpus", "x"], "neither a CPU nor a range"),
+        (["phase3", "--gpus", "x"], "not a list of GPU indices"),
         (["phase3", "--time-scale", "nan"], "positive number"),
         (["none"], "no protocol"),
         (["absent.toml"], "not found"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from opprof.cli.doctor import doctor
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.host.cpu import NO_GPU, CpuHost
 from opprof.host.fake_file import MACHINES
+from opprof.protocol import load_protocol
 
 
 def run(*words: str) -> str:
@@ -24,9 +26,24 @@ def test_the_packaged_machine_fits_the_protocol() -> None:
     text = run("--host-file", "dash0")
     assert "dash0, looked at through fake (from a file: nothing of its GPUs is real)" in text
     assert text.count("NVIDIA H20 (fake)") == 8
-    assert "placement      as the protocol's map says" in text
+    assert "placement      as protocol phase3's map says" in text
     assert "SM 345/1980 MHz" in text
     assert "none on these GPUs" in text
+
+
+def test_a_map_for_this_machine_is_the_protocol_s_own(tmp_path: Path) -> None:
+    bound = load_protocol("phase3")
+    assert bound is not None
+    placement = bound.file.placement
+    found = tomllib.loads(run("--host-file", "dash0", "--cpu-map"))
+    assert found["gpus"] == placement.gpus
+    assert found["cpu_map"] == placement.cpu_map
+    assert found["numa_nodes"] == placement.numa_nodes
+    for gpus, reason in (("1-2", "counts its GPUs from 0"), ("8", "has no GPU 8")):
+        words = ["--host-file", "dash0", "--cpu-map", "--gpus", gpus]
+        told = CliRunner().invoke(doctor, words).exception
+        assert isinstance(told, InputError)
+        assert reason in str(told)
 
 
 def test_for_programs() -> None:

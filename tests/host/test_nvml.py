@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +21,11 @@ from nvml_stub import (
 from opprof.artifacts.environment import GpuState
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.host import nvml_library
+from opprof.host.birthmark import birthmark
 from opprof.host.nvml import NvmlHost
 from opprof.host.nvml_fields import clock_events, cuda_version
 from opprof.host.ownership import Ownership
-from opprof.host.ports import Host
+from opprof.host.ports import Host, Process
 
 
 @pytest.fixture
@@ -198,9 +200,16 @@ def test_processes_say_whose_they_are(stub: StubNvml) -> None:
     assert (by_pid[hidden].owner, by_pid[hidden].name) == ("unknown", None)
     assert by_pid[hidden].memory_bytes is None
     assert by_pid[1].kind == "graphics"
-    groups = Ownership(groups=lambda: {os.getpgrp()})
-    (own,) = open_host(stub, ownership=groups).gpu_processes([1])
-    assert own.owner == "campaign"
+
+
+def test_a_worker_without_its_environment_is_still_the_campaigns() -> None:
+    """vLLM's workers write titles over it; the birthmark stays."""
+    worker = Process(7, 70, 1, 7, 7, "S", True, "VLLM::Worker", None, None, None, None)
+    assert Ownership("c").of(worker) == "same_user"
+    born = msgspec.structs.replace(worker, birthmark=birthmark("c", "P01"))
+    assert Ownership("c").of(born) == "campaign"
+    assert Ownership("d").of(born) == "same_user"
+    assert Ownership().of(born) == "same_user"
 
 
 def test_an_unknown_gpu_is_refused(stub: StubNvml) -> None:

@@ -133,6 +133,20 @@ def test_a_page_may_have_chart_labels_and_attributes_but_no_text(
     assert kinds(scan(tree, manifest)) == {"forbidden_key"}
 
 
+def test_a_chart_label_that_a_chunk_cuts_is_a_label(
+    tree: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opprof.integrity.scan.CHUNK_BYTES", 512)
+    monkeypatch.setattr("opprof.integrity.scan.OVERLAP_BYTES", 128)
+    page = tree / "report.html"
+    for at in range(470, 512):
+        head = "<script>".ljust(at, "-")
+        page.write_text(head + '{"title":{"text":"ms, logarithmic"}}' + "-" * 600)
+        assert scan(tree, manifest).findings == [], at
+        page.write_text(head + '{"text":"and then she told him about it all"}' + "-" * 600)
+        assert kinds(scan(tree, manifest)) == {"forbidden_key"}, at
+
+
 def test_no_artefact_has_a_forbidden_field() -> None:
     import msgspec
 
@@ -273,7 +287,7 @@ def test_damaged_packed_files_are_findings(
 ) -> None:
     (tree / "w.json.gz").write_bytes(data)
     report = scan(tree, manifest)
-    assert report.outcome == "not_evaluable"
+    assert report.outcome == "fail"
     assert any(f.kind == "not_looked_at" and reason in f.detail for f in report.findings)
 
 

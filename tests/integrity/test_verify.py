@@ -328,7 +328,8 @@ def test_a_later_verdict_is_tied_to_the_campaigns_protocols_and_the_raw_data(
     assert {name for name, _ in failed(verify(campaign))} == {"adjudication", "artefact"}
 
 
-def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign: Path) -> None:
+def in_memory_under_an_amendment(campaign: Path) -> None:
+    """Compare the campaign's run under a later protocol than its stored analysis."""
     before = load_protocol(campaign / "protocol.toml")
     assert before is not None
     amended = campaign.parent / "amended.toml"
@@ -341,11 +342,29 @@ def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign:
     protocol = parse_protocol(amended.read_bytes(), source="amended")
     found = [LoadedRun(campaign / "runs" / RUN, analyze_run(campaign / "runs" / RUN, protocol))]
     (campaign / "comparison.json").write_bytes(encode(compare_found(found, protocol)))
+
+
+def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign: Path) -> None:
+    in_memory_under_an_amendment(campaign)
+    inputs = json.loads((campaign / "comparison.json").read_text())["provenance"]["inputs"]
+    (campaign / "report.html").write_text(f"<td>{inputs[f'{RUN}/kernels.json']}</td>")
     checks = [check for check in verify(campaign).checks if check.name != "frozen"]
     assert checks == []
+    (campaign / "report.html").unlink()
     edit(
         campaign / "comparison.json",
         lambda value: value["provenance"]["inputs"].update({f"{RUN}/kernels.json": "1" * 64}),
     )
     checks = [check for check in verify(campaign).checks if check.name != "frozen"]
     assert [check.reason for check in checks] == [f"its input {RUN}/kernels.json has changed"]
+
+
+def test_an_analysis_in_memory_by_other_code_cannot_be_judged(campaign: Path) -> None:
+    in_memory_under_an_amendment(campaign)
+    edit(
+        campaign / "comparison.json",
+        lambda value: value["provenance"].update({"code_sha256": "2" * 64}),
+    )
+    checks = [check for check in verify(campaign).checks if check.name == "input"]
+    assert {check.outcome for check in checks} == {"not_evaluable"}
+    assert f"its input {RUN}/kernels.json was made in memory by other code" in checks[0].reason

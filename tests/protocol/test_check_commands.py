@@ -84,6 +84,45 @@ def edited(old: str, new: str, text: str = TEXT) -> Protocol:
             "workload = 20260711",
             "patterns.P01.manifest: --workload-seed 20260712, the protocol has 20260711",
         ),
+        (
+            'input = "uniform:128:512"',
+            'input = "uniform:128:511"',
+            "patterns.P01.input: uniform:128:511, its manifest's command makes uniform:128:512",
+        ),
+        (
+            "--input-uniform 4096:8192 ",
+            "",
+            "patterns.P03.input: uniform:4096:8192, its manifest's command makes uniform:?",
+        ),
+        (
+            'prefix = "high"',
+            'prefix = "none"',
+            "patterns.P08.prefix: none, its manifest's command makes high",
+        ),
+        (
+            "--suffix-fixed 256",
+            "--suffix-fixed 128",
+            "patterns.P08.input: prefix-pool:8:1024+256, its manifest's command makes "
+            "prefix-pool:8:1024+128",
+        ),
+        (
+            '"uniform:4096:8192":0.5}',
+            '"uniform:4096:8192":0.4,"fixed:9":0.1}',
+            "patterns.P05.input: mixture:uniform:128:512=0.5,uniform:4096:8192=0.5, its manifest's "
+            "command makes mixture:uniform:128:512=0.5,uniform:4096:8192=0.4,fixed:9=0.1",
+        ),
+        (
+            "--output-cap 256",
+            "--output-cap 128",
+            "patterns.P10.output: trace-capped:256, its manifest's command makes trace-capped:128",
+        ),
+        (
+            "num_requests = 32768",
+            "num_requests = 9",
+            "manifest: --num-requests 32768, the",
+        ),
+        ("materialize --id P01", "materialise --id P01", "P01.manifest: is no materialize or"),
+        ('\'{"uniform:128:512":0.5', '{"uniform:128:512":0.5', "manifest: No closing quotation"),
         ("[[stops]]\nnumber = 10\n", "[[stops]]\nnumber = 9\n", "does not rise from condition"),
     ],
 )

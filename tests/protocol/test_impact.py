@@ -35,6 +35,10 @@ P10_C10 = Run("P10-C10-moderate", "P10", "C10")
 CONFIRMATION = Run("P10-C00-moderate-confirmation", "P10", "C00", "moderate", "confirmation")
 BURNIN = Run("P06-C10-saturation-burnin", "P06", "C10", "saturation", "burnin")
 RUNS = [P01, P01_SATURATION, P10, P10_C10, CONFIRMATION, BURNIN]
+SHORTER_COMMAND = (
+    "patterns.P10.manifest",
+    "materialize-private --id P10 --max-input-tokens 32768 --output-cap 64 --arrival steady",
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,7 @@ def amended(base: Protocol, *pairs: tuple[str, str], rejudge: bool = False) -> P
     ("key", "value", "touched", "rejudgeable"),
     [
         ("patterns.P10.drain_budget_s", "700", [P10, P10_C10, CONFIRMATION], True),
-        ("patterns.P10.output", "fixed:64", [P10, P10_C10, CONFIRMATION], False),
+        ("patterns.P10.output", "trace-capped:64", [P10, P10_C10, CONFIRMATION], False),
         ("patterns.P02.warmup_rule", "completions_or_stabilized", [], True),
         ("configs.C10.max_num_seqs", "128", [P10_C10, BURNIN], False),
         ("configs.C10.purpose", "x", [], False),
@@ -86,6 +90,8 @@ def test_which_runs_a_key_touches(
     if key == "timeline.warmup_s":
         pairs += [("expected.primary_run_s", "518"), ("budget.wall_hours_estimate", "7.5")]
         pairs += [("budget.gpu_hours_estimate", "7.85")]
+    if key == "patterns.P10.output":
+        pairs += [SHORTER_COMMAND]
     if key == "configs.C10.max_num_seqs":
         pairs += [("configs.C10.flags", '["--max-num-seqs", "128"]')]
     if key == "burnin.seconds":
@@ -117,18 +123,27 @@ def test_cells_that_came_or_went_are_touched(base: Protocol) -> None:
 
 
 def test_an_amendment_of_cells_not_yet_run_is_taken(base: Protocol) -> None:
-    new = amended(base, ("patterns.P10.output", "fixed:64"))
+    new = amended(base, ("patterns.P10.output", "trace-capped:64"), SHORTER_COMMAND)
     assert check_amendment(base, new, [P01, P01_SATURATION, BURNIN]) == []
     assert check_amendment(base, new, [P01, P10]) == [
-        "patterns.P10.output touches P10-C01-saturation, which has begun, and kept data cannot "
+        f"patterns.P10.{key} touches what has begun (P10-C01-saturation), and kept data cannot "
         "answer it"
+        for key in ("output", "manifest")
     ]
+
+
+def test_a_refusal_says_a_key_once_and_names_three_runs(base: Protocol) -> None:
+    new = amended(base, ("gates.classifiable_min", "0.75"))
+    runs = [P01, P01_SATURATION, P10, P10_C10]
+    [problem] = check_amendment(base, new, runs)
+    named = ", ".join(run.run for run in runs[:3])
+    assert f"touches what has begun ({named} and 1 more)" in problem
 
 
 def test_completed_runs_are_judged_again_only_on_purpose(base: Protocol) -> None:
     pair = ("patterns.P10.drain_budget_s", "700")
     assert check_amendment(base, amended(base, pair), [P01, P10]) == [
-        "patterns.P10.drain_budget_s touches P10-C01-saturation, which has begun; amend with "
+        "patterns.P10.drain_budget_s touches what has begun (P10-C01-saturation); amend with "
         "--rejudge to judge it again"
     ]
     assert check_amendment(base, amended(base, pair, rejudge=True), [P01, P10]) == []

@@ -102,6 +102,9 @@ def test_the_environment_names_the_protocol(
         ("[ranking]", "[ranking]\nfoo = 1", "foo", "unknown field `foo`"),
         ("smd_max = 0.25", "smd_max = -1.0", "smd_max", "Expected `float` >= 0"),
         ('arrival = "burst:8"', 'arrival = "burst"', "arrival", "matching regex"),
+        ('prefix = "high"', 'prefix = "pool"', "prefix", "(one of 'high', 'natural', 'none')"),
+        ("ddof = 1", "ddof = 2", "ddof", "(one of 0, 1)"),
+        ('"share_FULL"', '"share_full"', "features", "'share_FULL', 'share_NONE'"),
     ],
 )
 def test_a_bad_key_is_named_with_its_line(old: str, new: str, line_text: str, reason: str) -> None:

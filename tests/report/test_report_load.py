@@ -109,6 +109,16 @@ def test_two_attempts_at_one_cell_are_told_apart_and_not_compared(
     assert found.comparison is None and found.comparison_reason
 
 
+def test_runs_of_one_cell_in_folders_of_one_name_are_told_apart(
+    folder: Path, tmp_path: Path
+) -> None:
+    again = tmp_path / "again"
+    shutil.copytree(folder / NAMES[0], again / NAMES[0])
+    found = load(folder / NAMES[0], again)
+    labels = [run.label.split(" · ")[-1] for run in found.runs]
+    assert sorted(labels) == sorted([f"{folder.name}/{NAMES[0]}", f"again/{NAMES[0]}"])
+
+
 def test_broken_artefact_is_one_message_with_its_file(folder: Path) -> None:
     path = folder / NAMES[0] / "waste.json"
     path.write_bytes(path.read_bytes()[:-40])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layer1_samples import async_spans, timed
+from opprof.analysis import gates_layer1
 from opprof.artifacts.run import Interval
 from opprof.telemetry.membership import leaked_rows, members, overlapping_rows, union_members
 
@@ -87,6 +89,16 @@ def test_a_leak_is_found_by_overlap_with_the_calls_included() -> None:
     leaked = leaked_rows(columns, union, [profile, recovery])
     assert leaked["profile0"].tolist() == [1, 2]
     assert leaked["recovery0"].tolist() == []
+    assert leaked["recorded"].tolist() == []
+
+
+def test_a_step_that_says_of_itself_that_it_was_profiled_is_a_leak() -> None:
+    # Somebody else's window: the client's timeline knows nothing of it.
+    columns = timed([(0, 10), (10, 20), (20, 30), (30, 40)])
+    columns = replace(columns, profiled=np.array([False, True, False, True]))
+    leaked = leaked_rows(columns, union_members(columns, [clean(0, 0, 30)]), [])
+    assert leaked["recorded"].tolist() == [1]
+    assert gates_layer1.profile_leak({k: len(v) for k, v in leaked.items()}, 3).outcome == "fail"
 
 
 @given(spans=async_spans())
@@ -135,4 +147,4 @@ def test_no_step_of_the_union_overlaps_what_follows_it(
         Interval("recovery", 0, borders[-1] + 40, borders[-1] + 90),
     ]
     leaked = leaked_rows(columns, union_members(columns, segments), after)
-    assert [rows.tolist() for rows in leaked.values()] == [[], []]
+    assert [rows.tolist() for rows in leaked.values()] == [[], [], []]

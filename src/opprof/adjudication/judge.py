@@ -58,7 +58,8 @@ def rejudge(root: Path, old: Protocol, new: Protocol) -> Adjudication:
             path=root / "client" / "result.json",
         )
     before = _judge(kept, root, old, [])
-    missing = _not_reproduced(kept.result, before)
+    missing = [f"{name} is not what the run's client left" for name in kept.changed]
+    missing += _not_reproduced(kept.result, before)
     after = _judge(kept, root, new, missing)
     mapping = new.file.mapping.pinned
     run = msgspec.structs.replace(

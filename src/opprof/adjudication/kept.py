@@ -24,7 +24,7 @@ from opprof.client.schedule import seconds_to_ns
 from opprof.client.steps import STREAM_NAME, read_stream
 from opprof.client.timeline import Ending, WindowRecord
 from opprof.errors import InputError, SchemaError
-from opprof.files import read_bytes
+from opprof.files import read_bytes, sha256_file
 from opprof.protocol import Protocol
 
 _LIMIT_BYTES = 4 << 30
@@ -37,6 +37,8 @@ class Kept(msgspec.Struct, frozen=True):
     result: Result
     sanity: Sanity
     records: list[RequestRecord]
+    changed: list[str]
+    """Files of the client whose recorded hash they do not have any more."""
 
 
 def read_kept(root: Path) -> Kept:
@@ -51,11 +53,18 @@ def read_kept(root: Path) -> Kept:
     if timeline.state not in ("complete", "failed"):
         state = timeline.state or "of another client"
         raise InputError(f"the run is {state}, not complete", path=client / "timeline.json")
+    sanity = _decode(client / "sanity.json", Sanity)
+    changed = [
+        name
+        for name, digest in sanity.provenance.inputs.items()
+        if name.startswith("client/") and sha256_file(root / name) != digest
+    ]
     return Kept(
         timeline,
         _decode(client / "result.json", Result),
-        _decode(client / "sanity.json", Sanity),
+        sanity,
         _records(client / "requests.jsonl"),
+        changed,
     )
 
 

@@ -130,7 +130,7 @@ def simulated(header: Header | None, timeline: Timeline) -> Gate:
 
 
 def profile_leak(leaked: Mapping[str, int], union_steps: int | None) -> Gate:
-    """No step of the clean union overlaps a profile or recovery interval.
+    """No step of the clean union overlaps a profile or recovery interval, or was recorded in one.
 
     ``leaked``: interval name to the number of such steps (see ``telemetry.leaked_rows``).
     """

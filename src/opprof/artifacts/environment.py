@@ -34,8 +34,9 @@ HostKind = Literal["nvml", "cpu", "fake"]
 file, everything about GPUs is invented and labelled so."""
 
 Owner = Literal["campaign", "same_user", "other_user", "unknown"]
-"""``campaign``: marked by ``OPPROF_CAMPAIGN`` or in a recorded process group. ``unknown``: NVML
-names a process that this PID namespace does not show (a container), or that has just ended."""
+"""``campaign``: born of it (:mod:`opprof.host.birthmark`) or marked by ``OPPROF_CAMPAIGN``.
+``unknown``: NVML names a process that this PID namespace does not show (a container), or that has
+just ended."""
 
 
 class GpuDevice(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,6 +20,7 @@ from opprof.campaign import state
 from opprof.campaign.checks import declared_by
 from opprof.campaign.frozen import require
 from opprof.campaign.plan import planned_runs
+from opprof.campaign.soundness import check_contents
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
 from opprof.files import sync_folder, write_atomic
@@ -42,7 +43,7 @@ def take_amendment(
 
     Raises:
         StateConflict: it does not follow from the protocol in force, touches runs that have begun,
-            or needs manifests that the campaign is not bound to.
+            needs manifests that the campaign is not bound to, or judges by data that were changed.
         InputError: it is unsound.
     """
     old, new = _load(store.protocol), _load(path)
@@ -113,12 +114,19 @@ def _judge_again(
         return
     name = ", ".join(f"{row.id} ({row.title})" for row in rejudging)
     touched = impact(old.file, new.file)
-    for record in store.runs():
+    judged = [
+        record
+        for record in store.runs()
+        if record.role not in ("burnin", "colocation")
+        and record.state in ("complete", "failed")
+        and touched.on(record)
+    ]
+    for record in judged:
+        # All of them first: no verdict is given while another run's data are not what they were.
+        check_contents(store, record)
+    for record in judged:
         attempt = record.attempt
-        if attempt is None or not touched.on(record) or record.role in ("burnin", "colocation"):
-            continue
-        if record.state not in ("complete", "failed"):
-            continue
+        assert attempt is not None
         found = _last_verdict(record, new) or _adjudicate(store, record, attempt, new, name)
         if found is None:
             continue

@@ -18,6 +18,7 @@ from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.engine import EngineReport
 from opprof.artifacts.environment import ModelFingerprint, Versions
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.campaign.processes import Ended
 from opprof.errors import EnvironmentFailure
 
 Fault = Literal["", "infrastructure", "semantic", "interrupted"]
@@ -100,6 +101,8 @@ class Facts:
     client_exit: int | None = None
     client_timed_out: bool = False
     analysis_exit: int | None = None
+    analysis_refusal: str = ""
+    """What the analysis said of an input that kept it from its end; empty otherwise."""
     scan_exit: int | None = None
     server_exit: int | None = None
     server_died: bool = False
@@ -110,7 +113,6 @@ class Facts:
     launched_mono_ns: int | None = None
     freed_mono_ns: int | None = None
     signal_wall_ns: int | None = None
-    leftovers: list[str] = field(default_factory=list)
     log_bytes_at_kill: int | None = None
     """Length of the server's log when it had to be killed; what follows is no fault of the run."""
     engine_gates: list[Gate] = field(default_factory=list)
@@ -180,6 +182,16 @@ class Halt:
         await self._hurry.wait()
 
 
+@dataclass(frozen=True)
+class CleanedUp:
+    """What was found of an earlier controller."""
+
+    ended: list[Ended]
+    """Its processes that had outlived it."""
+    lines: list[str]
+    """What else there is to tell."""
+
+
 class RunExecutor(Protocol):
     """Executes one attempt on its slot.
 
@@ -200,6 +212,6 @@ class RunExecutor(Protocol):
         """
         ...
 
-    async def clean_up(self, campaign: str) -> list[str]:
-        """End what an earlier controller left behind; return a line for each process met."""
+    async def clean_up(self, campaign: str) -> CleanedUp:
+        """End what an earlier controller left behind, and bring home what it left elsewhere."""
         ...

@@ -15,10 +15,11 @@ import msgspec
 
 from opprof._version import __version__
 from opprof.artifacts.campaign import Campaign, EngineKind
+from opprof.artifacts.environment import Topology
 from opprof.campaign.binding import launches_of, manifest_hashes
 from opprof.campaign.executors.choose import check_executor
 from opprof.campaign.frozen import require
-from opprof.campaign.hosts import needs_check, open_host, place_of
+from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
@@ -26,12 +27,14 @@ from opprof.campaign.manifests import check_places, make_missing
 from opprof.campaign.options import (
     Options,
     Sources,
+    check_environment,
     check_text,
     check_time_scale,
     check_variables,
 )
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store, pretty
+from opprof.campaign.waves import Where, held_runs
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
@@ -73,6 +76,7 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     if request.out.exists() or request.out.is_symlink():
         raise StateConflict("exists: a campaign never goes into a folder", path=request.out)
     _check_texts(request)
+    check_environment(request.options.engine_environment)
     check_executor(request.executor, request.options)
     check_time_scale(request.time_scale, request.engine)
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
@@ -80,7 +84,9 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     require(protocol.file)
     check_variables(request.variables, protocol.file.variables)
     check_places(request.sources, request.out)
-    campaign = _campaign(request, protocol, say)
+    # Many hosts are asked by their own executor, at every start and resume.
+    host = None if request.executor == "ray" else _host(request, protocol)
+    campaign = _campaign(request, protocol, host, say)
     launches_of(protocol, campaign)
     out = request.out.absolute()
     made = out.with_name(f".{out.name}.{campaign.id}.tmp")
@@ -137,9 +143,27 @@ def frozen_protocol(path: Path) -> Protocol:
     return protocol
 
 
-def _campaign(request: Request, protocol: Protocol, say: Callable[[str], None]) -> Campaign:
+def _host(request: Request, protocol: Protocol) -> Topology:
+    """Return this host, on which every planned run can have its place."""
+    options = request.options
+    host = place_of(open_host(options, request.engine, "").topology(), options.gpus)
+    file = placed(protocol.file, options)
+    require_map(file, [host])
+    records = planned_runs(file, options.only)
+    held = held_runs(records, Where((host,), {host.host: 1}, 0), file)
+    if held:
+        run, reason = next(iter(held.items()))
+        raise StateConflict(
+            f"{run} {reason}: name GPUs with --gpus, or leave its cells out with --only"
+        )
+    return host
+
+
+def _campaign(
+    request: Request, protocol: Protocol, host: Topology | None, say: Callable[[str], None]
+) -> Campaign:
     name = f"{protocol.file.id}-{secrets.token_hex(_ID_BYTES)}"
-    patterns = _patterns(request, protocol, name)
+    patterns = _patterns(request, protocol, host)
     if request.tokenizer is not None:
         make_missing(protocol, patterns, request.sources, request.tokenizer, say)
     return Campaign(
@@ -163,13 +187,11 @@ def _campaign(request: Request, protocol: Protocol, say: Callable[[str], None]) 
     )
 
 
-def _patterns(request: Request, protocol: Protocol, campaign: str) -> list[str]:
+def _patterns(request: Request, protocol: Protocol, host: Topology | None) -> list[str]:
     """Return the patterns that need a manifest: of the runs, and of the co-location check."""
     file, options = protocol.file, request.options
     found = {record.pattern for record in planned_runs(file, options.only)}
-    if file.colocation is not None and request.executor == "local":
-        host = place_of(open_host(options, request.engine, campaign).topology(), options.gpus)
-        if needs_check(request.engine != "vllm", options, file, [host]):
-            rule = file.colocation
-            found |= {rule.pattern, *rule.backgrounds_eight, *rule.backgrounds_four}
+    rule, hosts = file.colocation, [] if host is None else [host]
+    if rule is not None and needs_check(request.engine != "vllm", options, file, hosts):
+        found |= {rule.pattern, *rule.backgrounds_eight, *rule.backgrounds_four}
     return sorted(found)

@@ -16,20 +16,22 @@ import msgspec
 from opprof.artifacts.campaign import Campaign, CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
-from opprof.artifacts.scan import UNSEEN_KINDS, ScanReport
 from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
 from opprof.campaign.client import profile_windows
+from opprof.campaign.effective import hash_gate
 from opprof.campaign.facts import RunFacts, facts_of
 from opprof.campaign.gate_rules import fault_of
 from opprof.campaign.reruns import UNREPRESENTATIVE
 from opprof.campaign.server import tail
 from opprof.campaign.stops import judge_run
 from opprof.errors import InputError
-from opprof.files import read_bytes
+from opprof.files import read_bytes, sha256_file
 from opprof.protocol import Protocol
 
-_CLIENT_REFUSED = 2
-_UNSEEN = "not_evaluable"
+REFUSED = 2
+"""Exit status of a client or an analysis that cannot use its arguments or inputs."""
+QUARANTINE = frozenset({"drain_quarantine"})
+"""Marks a run that stays usable (A-P3-5): flagged in every table, counted over the matrix."""
 CLEAN_FAILURE = "clean_failure"
 """Number of the check ``client`` that the campaign counts over its runs."""
 
@@ -95,26 +97,43 @@ def outcome_of(
     )
 
 
-def privacy_gate(scan_exit: int | None, log: Path) -> Gate:
-    """No prompt, answer or private path in what the attempt wrote, by ``opprof scan --json``.
-
-    ``log`` holds its report. Only a report says that private text is there: a scan that died, or
-    could not look at everything, is no verdict and fails as ``privacy_scan``.
-    """
+def privacy_gate(scan_exit: int | None) -> Gate:
+    """No prompt, answer or private path in what the attempt wrote, by ``opprof scan``."""
     numbers: dict[str, Value] = {"exit_status": scan_exit}
-    report = _read(log, ScanReport)
-    verdict = None if report is None else report.outcome
-    if report is not None and (scan_exit, verdict) in ((0, "pass"), (1, "fail"), (2, _UNSEEN)):
-        if verdict == "pass":
-            return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
-        finding = next(f for f in report.findings if (f.kind in UNSEEN_KINDS) == (scan_exit == 2))
-        first = f"{len(report.findings)} findings, one is {finding.kind} in {finding.file}"
-        if verdict == "fail":
-            return Gate("privacy", "fail", f"private text in the run: {first}", numbers)
-        reason = f"the scan could not look at everything: {first} ({finding.detail})"
-        return Gate("privacy_scan", "fail", reason, numbers)
-    reason = f"the scan did not run to its end (exit status {scan_exit}), see {log.name}"
-    return Gate("privacy_scan", "fail", reason, numbers)
+    if scan_exit == 0:
+        return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
+    if scan_exit == 1:
+        reason = "private text in the run: see the analysis log, which quotes none of it"
+        return Gate("privacy", "fail", reason, numbers)
+    reason = f"the scan did not run to its end (exit status {scan_exit})"
+    return Gate("privacy", "fail", reason, numbers)
+
+
+def refused_input(facts: Facts) -> list[Gate]:
+    """Return ``layer1_accounting``, failed, for an analysis that refused what the run left.
+
+    Of a run's files only those that cannot be read at all are refused (a trace is not: it makes its
+    window invalid): hard stop 4, "Layer-1 schema/footer/step accounting fails".
+    """
+    if not facts.analysis_refusal:
+        return []
+    numbers: dict[str, Value] = {"exit_status": facts.analysis_exit}
+    return [Gate("layer1_accounting", "fail", facts.analysis_refusal, numbers, scope="layer1")]
+
+
+def refused_manifest(spec: AttemptSpec, facts: Facts) -> list[Gate]:
+    """Return ``hashes``, failed, where the client refused a manifest that is another one by now.
+
+    The client compares the manifest's hash as it opens it; only its refusal is looked into here.
+    """
+    if facts.client_exit != REFUSED:
+        return []
+    try:
+        seen: str | None = sha256_file(Path(spec.manifest))
+    except InputError:
+        seen = None
+    gate = hash_gate({"manifest": spec.manifest_sha256}, {"manifest": seen})
+    return [gate] if gate.outcome == "fail" else []
 
 
 def _fault(facts: Facts, told: RunFacts) -> Fault:
@@ -122,7 +141,7 @@ def _fault(facts: Facts, told: RunFacts) -> Fault:
 
     A client that refuses its arguments or inputs would refuse them again.
     """
-    if facts.client_exit == _CLIENT_REFUSED:
+    if facts.client_exit == REFUSED:
         return "semantic"
     # Whatever gates fail after a server has died tell of its death, which stops the matrix.
     if facts.server_died:
@@ -193,7 +212,7 @@ def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path
     failed = [
         f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
         for gate in artefact.gates
-        if gate.outcome == "fail" and gate.name not in declared
+        if gate.outcome == "fail" and gate.name not in declared | QUARANTINE
     ]
     return _gate(name, not failed, "; ".join(failed) or "every gate that applies passes", counts)
 

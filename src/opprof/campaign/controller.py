@@ -31,7 +31,7 @@ from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.naming import run_name
 from opprof.campaign.options import Options, options_of
-from opprof.campaign.stops import NAMES, judge_matrix
+from opprof.campaign.stops import NAMES, joined, judge_matrix
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
 from opprof.errors import EnvironmentFailure
 from opprof.host.ports import Host
@@ -76,6 +76,7 @@ class Controller:
         self._launcher = Launcher(equipment, why=self._why)
         self._placed = placed(self._protocol.file, self._options)
         self._lanes: list[asyncio.Task[Any]] = []
+        self._stopped_by: set[tuple[int, str, str]] = set()
 
     # -------------------------------------------------------------------------- life
 
@@ -227,7 +228,7 @@ class Controller:
             if isinstance(step, Done):
                 for run, reason in step.blocked.items():
                     self._say(f"{run} does not run: {reason}")
-                for stop in self._judge_matrix(finished=True)[:1]:
+                for stop in self._judge_matrix(finished=True):
                     self._stop_matrix(stop)
                 return
             if isinstance(step, Refusal):
@@ -287,7 +288,7 @@ class Controller:
                 self._where = without_host(self._where, slot.host)
             return
         self._launcher.finish(record, outcome)
-        for stop in [*outcome.stops, *self._judge_matrix(finished=False)][:1]:
+        for stop in [*outcome.stops, *self._judge_matrix(finished=False)]:
             self._stop_matrix(stop)
 
     def _saturation(self, record: RunRecord) -> str | None:
@@ -369,12 +370,16 @@ class Controller:
         """Write ``stop.json``: nothing is launched until somebody has looked.
 
         What speaks against the host or the whole campaign ends the attempts under way too; what
-        speaks against one run lets the others finish, whose GPU time is spent already.
+        speaks against one run lets the others finish, whose GPU time is spent already. What they,
+        or further conditions of one run, call for then stands beside the first for the same review.
         """
-        if self._ending.stop is not None:
+        key = (stop.condition, stop.name, stop.run)
+        if key in self._stopped_by:
             return
-        self._store.write_stop(stop)
-        self._ending.stop = stop
+        self._stopped_by.add(key)
+        first = self._ending.stop
+        self._ending.stop = stop if first is None else joined(first, stop)
+        self._store.write_stop(self._ending.stop)
         self._say(f"hard stop {stop.condition} ({stop.name}): {stop.reason}")
         if stop.condition in EVERYBODYS_CONDITIONS:
             self._cancel_lanes()

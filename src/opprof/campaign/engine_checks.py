@@ -52,9 +52,10 @@ def check_engine(spec: AttemptSpec, protocol: Protocol, run: Path) -> EngineChec
     assert config is not None
     file = protocol.file
     expected = Expected(config, file.server, file.pinned, file.layer2)
-    log = None if report.simulated else _log(run)
+    log = _log(run)
     key = cache_key(report, log)
-    compiled = not report.simulated and not (log is not None and log.enforce_eager)
+    # The embedded engine compiles nothing, and then tells no key.
+    compiled = key is not None or not (report.simulated or (log is not None and log.enforce_eager))
     gates = [
         effective_config(expected, report, log, spec.first_engine),
         compile_cache_gate(key, spec.first_cache_key, compiled=compiled),
@@ -80,10 +81,8 @@ def _hashes_now(spec: AttemptSpec) -> dict[str, str]:
 
 def health_gate(facts: Facts, run: Path, oom_kills: tuple[int | None, int | None]) -> Gate:
     """Return ``server_health``: it came up and ran without error until told to end."""
-    simulated = (report := engine_report(run)) is not None and report.simulated
-    log = None if simulated else _log(run, facts.log_bytes_at_kill)
     gate = server_health(
-        log,
+        _log(run, facts.log_bytes_at_kill),
         exit_status=facts.server_exit,
         signalled=facts.signal_wall_ns is not None,
         oom_kills=oom_kills,
@@ -105,4 +104,4 @@ def first_engine(folder: Path) -> tuple[EngineReport | None, str | None]:
     report = engine_report(folder)
     if report is None:
         return None, None
-    return report, cache_key(report, None if report.simulated else _log(folder))
+    return report, cache_key(report, _log(folder))

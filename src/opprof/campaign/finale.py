@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opprof.artifacts.campaign import Campaign
 from opprof.campaign.options import Limits, own_environment
-from opprof.campaign.processes import CAMPAIGN_VARIABLE
+from opprof.campaign.processes import CAMPAIGN_VARIABLE, ProcessTable, end_marked, spawn
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure
 
@@ -48,23 +47,23 @@ async def _run(store: Store, campaign: Campaign, limits: Limits, words: Sequence
     """Run one command of this package to its end, within the limit."""
     log = store.folder / "logs" / "finale.log"
     log.parent.mkdir(exist_ok=True)
-    # The mark lets a resume end it, should the controller die meanwhile.
+    table = ProcessTable()
     environment = own_environment() | {CAMPAIGN_VARIABLE: campaign.id, "OPPROF_ROLE": "analysis"}
     with log.open("ab") as stream:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "opprof", *words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=stream,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+        child = await spawn(
+            table,
+            "analysis",
+            [sys.executable, "-m", "opprof", *words],
+            campaign=campaign.id,
+            run="",
+            environment=environment,
+            log=stream,
+            cwd=store.folder,
         )
+    child.go()
     try:
-        async with asyncio.timeout(limits.analysis_s):
-            await process.wait()
-    except TimeoutError as error:
-        raise EnvironmentFailure(f"{words[0]} took over {limits.analysis_s:g} s") from error
+        if await child.wait(limits.analysis_s) is None:
+            raise EnvironmentFailure(f"{words[0]} took over {limits.analysis_s:g} s")
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_marked(table, campaign.id, run="", grace_s=limits.grace_s)
+        await child.wait(limits.grace_s)

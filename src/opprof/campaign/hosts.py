@@ -10,7 +10,7 @@ from opprof.artifacts.campaign import EngineKind, Slot
 from opprof.artifacts.environment import GpuDevice, Topology
 from opprof.campaign.colocation import needs_gate, placeable
 from opprof.campaign.options import Options
-from opprof.campaign.places import choose_gpus
+from opprof.campaign.places import choose_gpus, placement_problems
 from opprof.campaign.waves import Where
 from opprof.errors import EnvironmentFailure, StateConflict
 from opprof.host.cpu import CpuHost
@@ -78,6 +78,22 @@ def needs_check(
             "run one cell a host at a time (--serial)"
         )
     return bool(placeable(protocol, hosts[0]))
+
+
+def require_map(protocol: ProtocolFile, hosts: Sequence[Topology]) -> None:
+    """See to it that the protocol's map of GPUs, CPUs and NUMA nodes is these hosts' (A-P3-1).
+
+    Raises:
+        StateConflict: it differs from a host.
+    """
+    problems = [
+        problem for host in hosts for problem in placement_problems(protocol.placement, host)
+    ]
+    if problems:
+        raise StateConflict(
+            f"the protocol's [placement] is not this host's: {'; '.join(problems)} "
+            "(--no-cpu-masks declares that nothing is bound to it)"
+        )
 
 
 def without_host(where: Where, name: str) -> Where:

@@ -17,13 +17,13 @@ from opprof.artifacts.campaign import Campaign, ControllerRecord
 from opprof.artifacts.environment import Topology
 from opprof.campaign import state
 from opprof.campaign.attempt import RunExecutor
-from opprof.campaign.binding import Binding, bind
+from opprof.campaign.binding import Binding, bind, check_manifests
 from opprof.campaign.commands import iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import Starter
 from opprof.campaign.executors.choose import open_executor
 from opprof.campaign.finale import conclude
-from opprof.campaign.hosts import needs_check, open_host, place_of, placed
+from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
 from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
@@ -33,7 +33,8 @@ from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.site import look_up
 from opprof.campaign.soundness import check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
-from opprof.errors import EnvironmentFailure, OpprofError, StateConflict
+from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refused
+from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 
@@ -56,13 +57,18 @@ def live(life: Life) -> int:
     0: every planned run is complete. 1: a run failed, a hard stop, or the surroundings failed.
     130: told to end, state kept.
     """
-    store = Store(life.folder, wall_ns=time.time_ns)
+    store, owns = Store(life.folder, wall_ns=time.time_ns), False
     try:
         campaign = store.campaign()
         with campaign_lock(life.folder) as holds_lock, machine_lock(campaign.id, life.folder):
+            owns = True
             return _owning(replace(life, holds_lock=holds_lock), store, campaign)
-    except OpprofError as error:
-        say(f"error [{error.code}] {error}")
+    except (OpprofError, OSError) as raised:
+        error = refused(raised) if isinstance(raised, OSError) else raised
+        # The log may be that of a controller which runs on: it is not its error.
+        say(
+            f"{'' if owns else 'another start or resume was refused: '}error [{error.code}] {error}"
+        )
         life.starter.tell(f"{error.code} {error}")
         return error.exit_code
 
@@ -76,7 +82,7 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     store.write_controller(record)
     try:
         return asyncio.run(_placed(life, store, campaign, binding, ledger, record))
-    except OpprofError as error:
+    except (OpprofError, OSError) as error:
         with contextlib.suppress(EnvironmentFailure):
             store.write_controller(
                 msgspec.structs.replace(record, phase="failed", message=str(error))
@@ -113,7 +119,9 @@ async def _placed(
     async with open_executor(campaign, store.folder, options, host, say) as (executor, hosts):
         places = [place_of(each, options.gpus) for each in hosts]
         # Refuses here, while the starter still listens, what no check could authorise.
-        needs_check(campaign.simulated, options, placed(binding.protocol.file, options), places)
+        file = placed(binding.protocol.file, options)
+        require_map(file, places)
+        needs_check(campaign.simulated, options, file, places)
         life.starter.tell(f"ok {campaign.id}")
         return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 
@@ -130,9 +138,12 @@ async def _run(
     hosts: Sequence[Topology],
 ) -> int:
     options = options_of(campaign)
-    for line in await executor.clean_up(campaign.id):
+    if usable_limit() is None:
+        say("this system lets no resource limit be set: a process is known by its variables alone")
+    found = await executor.clean_up(campaign.id)
+    for line in [*(each.line for each in found.ended), *found.lines]:
         say(line)
-    records = state.recover(store, binding.protocol.sha256, say)
+    records = state.recover(store, binding.protocol.sha256, say, found.ended)
     ledger.append(
         settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)
     )
@@ -180,6 +191,17 @@ def check_review(folder: Path, reviewed: str) -> None:
             "release it with --reviewed TEXT",
             path=folder,
         )
+
+
+def check_sources(folder: Path, sources: Sources) -> None:
+    """See to it that the manifests are those of the campaign.
+
+    Raises:
+        InputError: one is missing.
+        StateConflict: one is another.
+    """
+    campaign = Store(folder, wall_ns=time.time_ns).campaign()
+    check_manifests(campaign.manifests, sources)
 
 
 def release_stop(folder: Path, reviewed: str) -> None:

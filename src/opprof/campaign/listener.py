@@ -29,6 +29,18 @@ def listening_inodes(port: int, proc: Path = Path("/proc")) -> set[str]:
     return found
 
 
+def holder(port: int, proc: Path = Path("/proc")) -> str:
+    """Return ``pid N (name)`` of a process that listens on the port; empty where none is seen."""
+    wanted = {f"socket:[{inode}]" for inode in listening_inodes(port, proc)}
+    for entry in proc.iterdir() if wanted else ():
+        if entry.name.isdigit() and _holds(entry / "fd", wanted):
+            try:
+                return f"pid {entry.name} ({(entry / 'comm').read_text().strip()})"
+            except OSError:
+                continue
+    return ""
+
+
 def listens(port: int, pids: Iterable[int], proc: Path = Path("/proc")) -> bool:
     """Tell whether one of the processes holds a socket that listens on the port."""
     wanted = {f"socket:[{inode}]" for inode in listening_inodes(port, proc)}

@@ -22,7 +22,7 @@ from opprof.artifacts.campaign import Campaign
 from opprof.campaign.commands import last_command
 from opprof.code_hash import PACKAGE
 from opprof.errors import InputError, SchemaError
-from opprof.protocol.check_commands import RUN_VARIABLES
+from opprof.protocol.check_commands import RUN_VARIABLES, usable_environment
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -191,6 +191,17 @@ def check_text(what: str, *texts: str) -> None:
         if bad is not None:
             kind = "is no UTF-8 text" if "\ud800" <= bad <= "\udfff" else f"holds {bad!r}"
             raise InputError(f"{what} {text!r} {kind}, which no record can hold")
+
+
+def check_environment(values: Mapping[str, str]) -> None:
+    """Refuse variables of the server that no process can have, and the campaign's own.
+
+    Raises:
+        InputError: names the variable.
+    """
+    for name in values:
+        if not usable_environment(name):
+            raise InputError(f"--engine-env {name}: is no variable that a server can be given")
 
 
 def check_variables(values: Mapping[str, str], declared: Mapping[str, str]) -> None:

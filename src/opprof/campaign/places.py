@@ -80,6 +80,40 @@ def mask_of(placement: Placement, gpus: Sequence[int]) -> str:
     return format_cpus(cpu for index in gpus for cpu in parse_cpus(placement.cpu_map[index]))
 
 
+def split_cpus(host: Topology) -> tuple[list[str], list[int]]:
+    """Return a map that :func:`placement_problems` accepts: a mask and a NUMA node for each GPU.
+
+    The processors of every node that this process may use are split evenly among its GPUs, in the
+    order of both; what is left over goes to no GPU.
+
+    Raises:
+        InputError: no GPU, GPUs that do not count from 0, a GPU without a NUMA node on a host that
+            has several, or a node with fewer processors than GPUs.
+    """
+    if [gpu.index for gpu in host.gpus] != list(range(len(host.gpus))) or not host.gpus:
+        have = format_cpus(gpu.index for gpu in host.gpus) or "none"
+        raise InputError(f"{host.host}: a map counts its GPUs from 0; GPUs here: {have}")
+    usable = set(parse_cpus(host.cpus))
+    local = {node.node: sorted(usable & set(parse_cpus(node.cpus))) for node in host.numa_nodes}
+    only = next(iter(local)) if len(local) == 1 else None
+    nodes: list[int] = []
+    for gpu in host.gpus:
+        node = only if gpu.numa_node is None else gpu.numa_node
+        if node is None or node not in local:
+            raise InputError(
+                f"{host.host}: the machine does not tell the NUMA node of GPU {gpu.index}"
+            )
+        nodes.append(node)
+    masks = []
+    for index, node in enumerate(nodes):
+        each = len(local[node]) // nodes.count(node)
+        if not each:
+            raise InputError(f"{host.host}: NUMA node {node} has fewer usable CPUs than GPUs")
+        first = nodes[:index].count(node) * each
+        masks.append(format_cpus(local[node][first : first + each]))
+    return masks, nodes
+
+
 def placement_problems(placement: Placement, host: Topology) -> list[str]:
     """Compare the protocol's map with the host's real topology; one sentence a difference.
 

@@ -3,8 +3,9 @@
 A process is named by its pid, the time it started (field 22 of ``/proc/PID/stat``) and the boot.
 Every child waits in a small shell for one line from the controller; the controller first writes the
 child's record to disk and then sends the line, so no child ever does anything unrecorded, and a
-child whose controller dies before that line ends by itself. Every child carries the campaign, the
-run and the attempt in its environment, by which descendants that left the process group are found.
+child whose controller dies before that line ends by itself. Before that line it also gets its
+birthmark (:mod:`opprof.host.birthmark`), by which whatever descends from it is found: also what
+left the process group and the session, emptied its environment, or outlived the controller.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from opprof.artifacts.campaign import ProcessRecord
 from opprof.errors import EnvironmentFailure
+from opprof.host.birthmark import birthmark, birthmark_in, give_birthmark, is_born_of
 
 CAMPAIGN_VARIABLE = "OPPROF_CAMPAIGN"
 RUN_VARIABLE = "OPPROF_RUN"
 ATTEMPT_VARIABLE = "OPPROF_ATTEMPT"
+_MARKS = (f"{CAMPAIGN_VARIABLE}=", f"{RUN_VARIABLE}=")
 _GATE = 'read -r word || exit 125; exec "$@" </dev/null'
 """Waits for one line on its input; at its end (the controller died) exits without running."""
 _LOOK_S = 0.05
@@ -42,8 +45,19 @@ class Seen:
     start_ticks: int
     pgid: int
     state: str
-    """``Z``: ended, waiting to be reaped."""
-    session: int = 0
+    """``Z``: ended, waiting to be reaped; ``T``: stopped by a signal or a debugger."""
+    birthmark: int | None = None
+    """As :meth:`ProcessTable.marked` found it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process of an earlier controller that lived until now and was ended."""
+
+    birthmark: int
+    """Tells the run that it was born of."""
+    line: str
+    """For the log."""
 
 
 class ProcessTable:
@@ -66,7 +80,7 @@ class ProcessTable:
         fields = text[text.rfind(")") + 2 :].split()
         if len(fields) < 20:
             return None
-        return Seen(pid, int(fields[19]), int(fields[2]), fields[0], int(fields[3]))
+        return Seen(pid, int(fields[19]), int(fields[2]), fields[0])
 
     def is_alive(self, record: ProcessRecord) -> bool:
         """Tell whether exactly the recorded process still runs: same boot, pid and start."""
@@ -82,10 +96,10 @@ class ProcessTable:
         return self._send(record.pid, record.start_ticks, number)
 
     def marked(self, campaign: str, *, run: str | None = None) -> list[Seen]:
-        """Return the living processes that carry the campaign's mark, this process excepted."""
-        wanted = {f"{CAMPAIGN_VARIABLE}={campaign}".encode()}
-        if run is not None:
-            wanted.add(f"{RUN_VARIABLE}={run}".encode())
+        """Return the living processes that were born of the campaign, this process excepted.
+
+        ``run``: of that run only; empty for what belongs to the campaign and to no run.
+        """
         found = []
         for entry in self._root.iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -93,43 +107,34 @@ class ProcessTable:
             before = self.look(int(entry.name))
             if before is None or before.state == "Z":
                 continue
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if wanted <= set(environment.split(b"\0")) and self.look(before.pid) == before:
-                found.append(before)
+            mark = self._mark(entry.name, campaign)
+            if is_born_of(mark, campaign, run) and self._still(before) is not None:
+                found.append(replace(before, birthmark=mark))
         return found
 
-    def members(self, records: Iterable[ProcessRecord], folder: Path) -> list[Seen]:
-        """Return the living processes of the recorded sessions that work below a folder.
-
-        The mark can be lost: a process that writes its title over its environment (vLLM's engine
-        and workers do) no longer shows it. A session's number stays taken while it has a member,
-        but may be another's after that; so the working folder must be the campaign's as well.
-        """
-        sessions = {record.pgid for record in records if record.boot_id == self.boot_id}
-        found = []
-        for entry in self._root.iterdir() if sessions else ():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            seen = self.look(int(entry.name))
-            if seen is None or seen.state == "Z" or seen.session not in sessions:
-                continue
-            try:
-                place = (entry / "cwd").readlink()
-            except OSError:
-                continue
-            if place.is_relative_to(folder) and self.look(seen.pid) == seen:
-                found.append(seen)
-        return found
+    def _mark(self, pid: str, campaign: str) -> int | None:
+        """Return the birthmark; where none could be given, what the environment says instead."""
+        mark = birthmark_in(self._text(f"{pid}/limits"))
+        if mark is not None:
+            return mark
+        words = self._text(f"{pid}/environ").split("\0")
+        said = dict(word.split("=", 1) for word in words if word.startswith(_MARKS))
+        if said.get(CAMPAIGN_VARIABLE) != campaign:
+            return None
+        return birthmark(campaign, said.get(RUN_VARIABLE, ""))
 
     def send_seen(self, seen: Seen, number: int) -> bool:
         """Signal a process that :meth:`marked` found, if it is still that process."""
-        now = self.look(seen.pid)
-        if now is None or now.start_ticks != seen.start_ticks or now.state == "Z":
+        if self._still(seen) is None:
             return False
         return self._send(seen.pid, seen.start_ticks, number)
+
+    def _still(self, seen: Seen) -> Seen | None:
+        """Return that very process as it is now, running or asleep; None once it has ended."""
+        now = self.look(seen.pid)
+        if now is None or now.start_ticks != seen.start_ticks or now.state == "Z":
+            return None
+        return now
 
     def _send(self, pid: int, start_ticks: int, number: int) -> bool:
         def unchanged() -> bool:
@@ -204,6 +209,8 @@ async def spawn(
     role: Role,
     command: Sequence[str],
     *,
+    campaign: str,
+    run: str,
     environment: Mapping[str, str],
     log: BinaryIO,
     cwd: Path,
@@ -217,6 +224,8 @@ async def spawn(
         table: where its start time is read.
         role: what it is in the campaign.
         command: program and arguments.
+        campaign: that it is born of.
+        run: that it is born of; empty for what belongs to the campaign and to no run.
         environment: its whole environment.
         log: where its output goes.
         cwd: its working folder.
@@ -225,7 +234,7 @@ async def spawn(
         wall_ns: CLOCK_REALTIME.
 
     Raises:
-        EnvironmentFailure: it cannot be started, or the CPUs do not exist.
+        EnvironmentFailure: it cannot be started or marked, or the CPUs do not exist.
     """
     reader, writer = os.pipe()
     with contextlib.ExitStack() as stack:
@@ -250,13 +259,13 @@ async def spawn(
         seen = table.look(process.pid)
         try:
             if seen is None:
-                raise EnvironmentFailure(f"{command[0]} was ended before it began")
-            if cpus:
-                os.sched_setaffinity(process.pid, cpus)
-        except (OSError, EnvironmentFailure) as error:
+                raise EnvironmentFailure("it was ended before it began")
+            give_birthmark(process.pid, birthmark(campaign, run))
+            _bind(process.pid, cpus)
+        except EnvironmentFailure as error:
             stack.close()
             await process.wait()
-            raise EnvironmentFailure(f"cannot bind {command[0]} to CPUs: {error}") from error
+            raise EnvironmentFailure(f"cannot start {command[0]}: {error.reason}") from error
         stack.pop_all()
     record = ProcessRecord(
         role=role,
@@ -271,16 +280,13 @@ async def spawn(
     return Child(record, process, writer)
 
 
-def _ours(
-    table: ProcessTable,
-    campaign: str,
-    run: str | None,
-    records: Sequence[ProcessRecord],
-    folder: Path | None,
-) -> list[Seen]:
-    found = table.marked(campaign, run=run)
-    more = [] if folder is None else table.members(records, folder.resolve())
-    return [*found, *(seen for seen in more if seen not in found)]
+def _bind(pid: int, cpus: Iterable[int]) -> None:
+    if not cpus:
+        return
+    try:
+        os.sched_setaffinity(pid, cpus)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot bind it to CPUs: {error.strerror or error}") from error
 
 
 def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> ProcessRecord:
@@ -300,18 +306,9 @@ def own_record(table: ProcessTable, command: Sequence[str], *, wall_ns: int) -> 
 
 
 async def end_marked(
-    table: ProcessTable,
-    campaign: str,
-    *,
-    run: str | None,
-    grace_s: float,
-    records: Sequence[ProcessRecord] = (),
-    folder: Path | None = None,
+    table: ProcessTable, campaign: str, *, run: str | None, grace_s: float
 ) -> list[Seen]:
-    """End what is the campaign's: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
-
-    That is what carries its mark, and what belongs to the session of one of ``records`` and works
-    below ``folder``.
+    """End what was born of the campaign: SIGTERM, after ``grace_s`` SIGKILL; return what was met.
 
     Raises:
         EnvironmentFailure: something survives SIGKILL for another ``grace_s``, 10 s at least.
@@ -321,7 +318,7 @@ async def end_marked(
         # Also where nobody may take his time, a killed process needs a moment to be gone.
         patience_s = grace_s if number == signal.SIGTERM else max(grace_s, _KILL_S)
         give_up = time.monotonic() + patience_s
-        while left := _ours(table, campaign, run, records, folder):
+        while left := table.marked(campaign, run=run):
             for seen in left:
                 key = (seen.pid, seen.start_ticks)
                 if key not in met or number == signal.SIGKILL:
@@ -334,3 +331,12 @@ async def end_marked(
             return list(met.values())
     pids = ", ".join(str(seen.pid) for seen in left)
     raise EnvironmentFailure(f"processes of the campaign survive SIGKILL: {pids}")
+
+
+def ended(met: Iterable[Seen], where: str = "") -> list[Ended]:
+    """Return what :func:`end_marked` met, with lines for the log that begin with ``where``."""
+    return [
+        Ended(seen.birthmark, f"{where}ended pid {seen.pid} of group {seen.pgid}")
+        for seen in met
+        if seen.birthmark is not None
+    ]

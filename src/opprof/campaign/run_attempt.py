@@ -39,6 +39,7 @@ from opprof.campaign.processes import (
     RUN_VARIABLE,
     Child,
     ProcessTable,
+    Seen,
     end_marked,
     spawn,
 )
@@ -47,6 +48,7 @@ from opprof.campaign.server import (
     RunPlace,
     free_port,
     server_environment,
+    tail,
     wait_healthy,
 )
 from opprof.campaign.surroundings import Surroundings
@@ -130,6 +132,7 @@ class Attempt:
         spec, facts, options = self._spec, self._facts, self._options
         facts.port = free_port(spec.slot.port)
         await self._around.look("idle")
+        self._write_environment()
         if (idle := self._around.idle()).outcome == "fail":
             raise EnvironmentFailure(f"GPU not idle: {idle.reason}")
         launch = Launch(tuple(spec.launch), spec.environment)
@@ -148,6 +151,7 @@ class Attempt:
         await self._journal.phase("serving")
         self._check_engine()
         await self._around.look("before")
+        self._write_environment()
         await self._load(self._server)
         await self._around.look("after")
 
@@ -212,13 +216,19 @@ class Attempt:
                 self._spec.campaign.id,
                 run=self._spec.run,
                 grace_s=0.0 if self._halt.now else limits.grace_s,
-                records=[child.record for child in self._children],
-                folder=self._folder,
             )
-            facts.leftovers = [f"pid {seen.pid}" for seen in met]
+            self._note_leftovers(met)
             await self._around.memory_back()
             await self._around.look("cleanup")
             facts.freed_mono_ns = time.monotonic_ns()
+
+    def _note_leftovers(self, met: list[Seen]) -> None:
+        """Say in ``commands.log`` what the server and the client left behind; it is ended."""
+        try:
+            for seen in met:
+                self._commands.line("cleanup", f"kill {seen.pid}", self._wall_ns())
+        except EnvironmentFailure as error:
+            self._place_failure = self._place_failure or error
 
     async def _drain(self, server: Child) -> None:
         """SIGTERM to the API parent, which drains its engine; SIGKILL to the group at the end."""
@@ -253,12 +263,7 @@ class Attempt:
 
     async def _judge(self) -> Outcome:
         await self._journal.phase("checking", self._facts.fault)
-        self._around.write(
-            self._folder / "environment.json",
-            self._protocol,
-            self._facts,
-            more=self._facts.engine_fields,
-        )
+        self._write_environment()
         has_result = (self._folder / "client" / "result.json").is_file()
         if has_result and not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
@@ -271,9 +276,9 @@ class Attempt:
         """Look for the manifest's prompts in everything that the attempt wrote (hard stop 8)."""
         spec, limits = self._spec, self._options.limits
         command = [sys.executable, "-m", "opprof", "scan", str(self._folder)]
-        command += ["--private", spec.manifest, "--json"]
+        command += ["--private", spec.manifest]
         environment = own_environment() | self._marks("analysis")
-        with _open_log(self._scan_log, "wb") as log:
+        with _open_log(self._log("analysis")) as log:
             child = await self._start("analysis", command, environment, log)
         self._facts.scan_exit = await child.wait(limits.analysis_s)
         await self._end(child, signal.SIGINT, limits.grace_s)
@@ -281,8 +286,15 @@ class Attempt:
     def _gates(self) -> list[Gate]:
         """Everything that the controller itself has judged."""
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
-        privacy = checks.privacy_gate(self._facts.scan_exit, self._scan_log)
-        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, health, privacy]
+        own = [health, checks.privacy_gate(self._facts.scan_exit)]
+        own += checks.refused_input(self._facts)
+        own += checks.refused_manifest(self._spec, self._facts)
+        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, *own]
+
+    def _write_environment(self) -> None:
+        """Write what is known by now: a launch is recorded before it is made, a load likewise."""
+        path, fields = self._folder / "environment.json", self._facts.engine_fields
+        self._around.write(path, self._protocol, self._facts, more=fields)
 
     async def _analyse(self) -> None:
         options, spec = self._options, self._spec
@@ -293,6 +305,10 @@ class Attempt:
             child = await self._start("analysis", command, environment, log)
         self._facts.analysis_exit = await child.wait(options.limits.analysis_s)
         await self._end(child, signal.SIGINT, options.limits.grace_s)
+        # An unusable trace is exit status 2 as well, but then there is an analysis that says so.
+        written = (self._folder / "analysis" / "sanity.json").is_file()
+        if self._facts.analysis_exit == checks.REFUSED and not written:
+            self._facts.analysis_refusal = tail(self._log("analysis"))
 
     # -------------------------------------------------------------------- processes
 
@@ -310,6 +326,8 @@ class Attempt:
             self._table,
             role,
             command,
+            campaign=self._spec.campaign.id,
+            run=self._spec.run,
             environment=environment,
             log=log,
             cwd=self._folder,
@@ -378,10 +396,6 @@ class Attempt:
         # Beside the run directory, which holds the contract's files only.
         return Path(f"{self._spec.logs}.{role}.log")
 
-    @property
-    def _scan_log(self) -> Path:
-        return Path(f"{self._spec.logs}.scan.log")
-
     def _devices(self) -> str | None:
         slot = self._spec.slot
         if not slot.gpus:
@@ -419,9 +433,9 @@ def child_status(child: Child) -> int | None:
     return child.process.returncode
 
 
-def _open_log(path: Path, mode: Literal["ab", "wb"] = "ab") -> BinaryIO:
+def _open_log(path: Path) -> BinaryIO:
     try:
-        return path.open(mode)
+        return path.open("ab")
     except OSError as error:
         raise EnvironmentFailure(f"cannot write: {error.strerror or error}", path=path) from error
 

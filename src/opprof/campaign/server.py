@@ -18,7 +18,7 @@ import msgspec
 
 from opprof.artifacts.campaign import EngineKind
 from opprof.campaign.frozen import shutdown_timeout_s
-from opprof.campaign.listener import listens
+from opprof.campaign.listener import holder, listens
 from opprof.campaign.options import Options, clean_environment, own_environment
 from opprof.campaign.processes import Child
 from opprof.client.endpoint import parse_endpoint
@@ -242,9 +242,9 @@ def free_port(preferred: int) -> int:
         try:
             probe.bind((HOST, preferred))
         except OSError as error:
-            raise EnvironmentFailure(
-                f"port {preferred} is in use: {error.strerror or error}"
-            ) from error
+            by = holder(preferred)
+            reason = f"by {by}" if by else error.strerror or str(error)
+            raise EnvironmentFailure(f"port {preferred} is in use: {reason}") from error
         port: int = probe.getsockname()[1]
         return port
 

@@ -12,6 +12,7 @@ from opprof.artifacts.campaign import RunRecord
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store
 from opprof.errors import StateConflict
+from opprof.files import sha256_file
 from opprof.integrity.provenance import read_folder_record, record_path
 from opprof.protocol.model import ProtocolFile
 
@@ -50,6 +51,25 @@ def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> 
             raise StateConflict("the protocol in force plans no such run", path=path)
         if record.state == "complete":
             _check_folder(store, record)
+
+
+def check_contents(store: Store, record: RunRecord) -> None:
+    """Compare what a run left with its recorded hashes, before anything is judged by it.
+
+    Raises:
+        StateConflict: a file is gone or differs from what was recorded; names the first.
+    """
+    assert record.attempt is not None
+    folder = record.attempt.folder
+    recorded = record_path(store.folder, folder)
+    if record.state != "complete" and not recorded.is_file():
+        return
+    _check_folder(store, record)
+    for file in read_folder_record(recorded).files:
+        path = store.folder / folder / file.path
+        if sha256_file(path) != file.sha256:
+            reason = f"is not what {record.run} left: it cannot be judged by this file again"
+            raise StateConflict(reason, path=path)
 
 
 def _check_folder(store: Store, record: RunRecord) -> None:

@@ -22,8 +22,10 @@ from opprof.artifacts.common import Outcome as GateOutcome
 from opprof.campaign.attempt import Fault, Outcome
 from opprof.campaign.ledger import attempt_cost
 from opprof.campaign.plan import ACTIVE
+from opprof.campaign.processes import Ended
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import OpprofError
+from opprof.host.birthmark import is_born_in
 from opprof.integrity.provenance import record_folder, record_path
 
 _BAD: frozenset[GateOutcome] = frozenset({"fail"})
@@ -162,13 +164,18 @@ def put_aside(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecor
     return record
 
 
-def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> list[RunRecord]:
+def recover(
+    store: Store,
+    protocol_sha256: str,
+    say: Callable[[str], None],
+    survivors: Sequence[Ended] = (),
+) -> list[RunRecord]:
     """Bring every run that a dead controller left into order; its processes must be gone already.
 
     An attempt whose seven checks were saved is completed; any other attempt under way becomes
-    ``interrupted`` and its folder is kept. It is charged until the last file in its folder was
-    written: a server that lived until now wrote its log when it was ended, and one that died with
-    its machine long ago is not charged for the days since. Returns the records.
+    ``interrupted`` and its folder is kept. It is charged until now where a process of it is among
+    the ``survivors`` that were just ended, and else until the last file in its folder was written:
+    one that died with its machine long ago is not charged for the days since. Returns the records.
     """
     records, planned = [], store.runs()
     for record in planned:
@@ -181,13 +188,13 @@ def recover(store: Store, protocol_sha256: str, say: Callable[[str], None]) -> l
                 record = _completed_late(store, record, protocol_sha256, say)
             else:
                 say(f"{record.run}: attempt {attempt.number} was broken off in {record.state}")
-                reason = f"the controller ended in {record.state}"
+                lived = any(is_born_in(each.birthmark, record.run) for each in survivors)
                 record = interrupt(
                     store,
                     record,
-                    reason,
+                    f"the controller ended in {record.state}",
                     protocol_sha256,
-                    until_wall_ns=store.last_written_ns(attempt.folder),
+                    until_wall_ns=None if lived else store.last_written_ns(attempt.folder),
                 )
         else:
             record = put_aside(store, record, protocol_sha256)

@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
+import msgspec
+
 from opprof.artifacts.campaign import Stop
 from opprof.artifacts.common import Gate, Value
 from opprof.campaign.facts import MatrixFacts, RunFacts
@@ -191,6 +193,14 @@ def red_flag_stop(
     if not flags or not applies(protocol, 10):
         return []
     return [_stop(10, run, flags, {"red_flags": len(flags)}, wall_ns)]
+
+
+def joined(first: Stop, further: Stop) -> Stop:
+    """Return the first stop with a further one told beside it, so that one review sees both."""
+    run = f" at {further.run}" if further.run else ""
+    also = f"also hard stop {further.condition} ({further.name}){run}: {further.reason}"
+    numbers = dict(further.numbers) | dict(first.numbers)
+    return msgspec.structs.replace(first, reason=f"{first.reason}; {also}", numbers=numbers)
 
 
 def quarantine_share(matrix: MatrixFacts, gates: Gates, wall_ns: int) -> Stop | None:

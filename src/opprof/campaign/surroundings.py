@@ -103,7 +103,7 @@ class Surroundings:
 
         ``fault``: what ended the attempt, told where it kept anybody from looking.
         """
-        return [self.idle(fault), self._contamination(), self.memory(), self.clock_load()]
+        return [self.idle(fault), self._contamination(), self.memory(), self.clock_load(fault)]
 
     def idle(self, fault: str = "") -> Gate:
         """Nothing ran on the selected GPUs before the server was started."""
@@ -148,7 +148,7 @@ class Surroundings:
                 return _gate("gpu_memory", "fail", f"GPU {index} still holds {used} bytes", numbers)
         return _gate("gpu_memory", "pass", "back at its value before the server", numbers)
 
-    def clock_load(self) -> Gate:
+    def clock_load(self, fault: str = "") -> Gate:
         """Host load and full clock snapshots stand before and after the measured interval.
 
         The protocol has no numeric limit for them: clocks, power capping and load are recorded.
@@ -158,7 +158,8 @@ class Surroundings:
         before, after = self.looks.get("before"), self.looks.get("after")
         if before is None or after is None:
             missing = " and ".join(n for n in ("before", "after") if n not in self.looks)
-            return _gate("clock_load", "fail", f"no snapshot {missing} the load")
+            why = f": {fault}" if fault else ""
+            return _gate("clock_load", "fail", f"no snapshot {missing} the load{why}")
         looks = [before, *self.samples, after]
         strange = {p.pid for look in looks for p in foreign(look.processes)}
         throttled = {r for look in looks for s in look.gpus for r in s.throttle_reasons or []}

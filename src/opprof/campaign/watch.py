@@ -13,6 +13,10 @@ from opprof.campaign.store import Store, is_locked
 from opprof.errors import EnvironmentFailure, InputError
 
 _LOOK_S = 0.2
+_STANDSTILL_S = 2.0
+"""A process that a terminal or debugger stops for an instant is let go on by then."""
+_REACT_S = 5.0
+"""A controller confirms SIGTERM at once, unless it is just writing something long."""
 _CHUNK_BYTES = 1 << 16
 
 
@@ -28,23 +32,54 @@ def controller_state(folder: Path) -> tuple[str, ControllerRecord | None]:
     return record.phase, record
 
 
-def stop_controller(folder: Path, *, now: bool, patience_s: float = 900.0) -> str:
+def standstill(table: ProcessTable, record: ControllerRecord) -> str:
+    """Return why a controller can do nothing, and what helps; empty where nothing holds it."""
+    process = record.process
+    seen = table.look(process.pid) if table.is_alive(process) else None
+    if seen is None or seen.state not in ("T", "t"):
+        return ""
+    return (
+        f"the controller (pid {process.pid}) does not react: its process is stopped (state "
+        f"{seen.state}), while its servers go on. `kill -CONT {process.pid}` lets it go on; or "
+        f"`kill -KILL {process.pid}`, and `opprof campaign resume` ends what it left"
+    )
+
+
+def stop_controller(
+    folder: Path, *, now: bool, say: Callable[[str], None], patience_s: float = 900.0
+) -> str:
     """Tell the controller to end and wait until it has; return a line for people.
+
+    ``say`` is told, once, of a controller that has not confirmed within seconds.
 
     Raises:
         InputError: the folder is no campaign.
-        EnvironmentFailure: it does not end in time.
+        EnvironmentFailure: it is stopped (SIGSTOP), or does not end in time.
     """
     store = Store(folder, wall_ns=time.time_ns)
     store.campaign()
-    table, sent = ProcessTable(), 0
-    give_up = time.monotonic() + patience_s
+    table, sent, told = ProcessTable(), 0, False
+    begun = moved = time.monotonic()
     while is_locked(folder):
-        record = store.controller()
+        record, at = store.controller(), time.monotonic()
         if record is not None and sent < (2 if now else 1):
             sent += table.send(record.process, signal.SIGTERM)
-        if time.monotonic() > give_up:
-            raise EnvironmentFailure(f"the controller did not end in {patience_s:g} s", path=folder)
+        held = "" if record is None else standstill(table, record)
+        if not held:
+            moved = at
+        elif at - moved > _STANDSTILL_S:
+            then = "; it has been told to end, and does once it goes on" if sent else ""
+            raise EnvironmentFailure(f"{held}{then}", path=folder)
+        if not told and at - begun > _REACT_S and (why := _unconfirmed(table, record)):
+            say(
+                f"the controller has not reacted in {_REACT_S:g} s: {why}; waiting {patience_s:g} s"
+            )
+            told = True
+        if at - begun > patience_s:
+            why = _unconfirmed(table, record) or "it is still ending what it started"
+            raise EnvironmentFailure(
+                f"the controller did not end in {patience_s:g} s: {why}", path=folder
+            )
         time.sleep(_LOOK_S)
     state, record = controller_state(folder)
     if record is None:
@@ -52,6 +87,23 @@ def stop_controller(folder: Path, *, now: bool, patience_s: float = 900.0) -> st
     if not sent:
         return f"no controller runs here ({state})"
     return f"stopped: {record.message or state}"
+
+
+def _unconfirmed(table: ProcessTable, record: ControllerRecord | None) -> str:
+    """Return why nobody has confirmed to be ending; empty once somebody has."""
+    if record is None:
+        return "it is still starting"
+    process = record.process
+    if not table.is_alive(process):
+        return (
+            f"pid {process.pid} of host {process.host}, which it was last, is no process here: "
+            "another one is starting, or it runs on another machine"
+        )
+    if record.phase == "stopping":
+        return ""
+    seen = table.look(process.pid)
+    state = "gone" if seen is None else seen.state
+    return f"pid {process.pid} (state {state}) is busy, or belongs to another user"
 
 
 def log_lines(
@@ -74,7 +126,7 @@ def log_lines(
             raise InputError(f"{run} has not begun", path=folder)
         base = folder / "logs" / f"{run}.{attempt.number}"
         paths = [folder / attempt.folder / name for name in ("commands.log", "server.log")]
-        paths += [Path(f"{base}.{role}.log") for role in ("client", "analysis", "scan")]
+        paths += [Path(f"{base}.{role}.log") for role in ("client", "analysis")]
     present = [path for path in paths if path.is_file()]
     if not present:
         raise InputError("no log is there yet", path=paths[0])

@@ -1,7 +1,7 @@
 """The ``opprof`` command: a lazy root, so that one command never pays for another's imports.
 
 Exit codes (contract, section 7): 0 done; 1 a gate, check or the environment failed; 2 unusable
-arguments or input, and no verdict of `scan`, `pack` or `verify`; 130 interrupted.
+arguments or input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,7 +18,7 @@ from types import FrameType
 import click
 
 from opprof._version import __version__
-from opprof.errors import OpprofError
+from opprof.errors import OpprofError, refused
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("opprof.cli.run:run", "Run one load point against a server."),
@@ -55,11 +54,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pack": ("opprof.cli.pack:pack", "Pack a folder that verifies and scans clean."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
-
-
-_VERDICTS = (["scan"], ["pack"], ["verify"])
-"""Commands whose exit code 1 is a verdict, which a fault of this program must never give."""
-_NO_VERDICT = 2
 
 
 class LazyGroup(click.Group):
@@ -105,22 +99,22 @@ def _main(arguments: list[str] | None) -> None:
         error.show()
         _leave(error.exit_code)
     except OpprofError as error:
-        click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
-        _leave(error.exit_code)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        click.echo("opprof: interrupted; what was complete is kept", err=True)
-        _leave(130)
+        _fail(error)
     except BrokenPipeError:
         # The reader of our output left: nothing to say, and no traceback at shutdown either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(1)
-    except Exception as error:
-        if (sys.argv[1:] if arguments is None else arguments)[:1] not in _VERDICTS:
-            raise
-        traceback.print_exception(error)
-        click.echo("opprof: a fault of this program, and no verdict", err=True)
-        _leave(_NO_VERDICT)
+    except OSError as error:
+        _fail(refused(error))
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("opprof: interrupted; what was complete is kept", err=True)
+        _leave(130)
     _leave(code if isinstance(code, int) else 0)
+
+
+def _fail(error: OpprofError) -> None:
+    click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
+    _leave(error.exit_code)
 
 
 def one_line(text: str) -> str:

@@ -25,7 +25,7 @@ from opprof.errors import InputError
     default=None,
     help="Write DIR/<folder name of the run>/*.json (default: RUN/analysis/*.json).",
 )
-@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes [cores].")
 @json_option
 def analyze(
     runs: tuple[Path, ...],

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from opprof.cli.campaign_plan import plan
-from opprof.cli.options import SEED, json_option
+from opprof.cli.options import SEED, gpu_indices, json_option
 
 _folder = click.argument("folder", metavar="CAMPAIGN", type=click.Path(path_type=Path))
 _private = click.option(
@@ -31,10 +31,20 @@ def group() -> None:
 group.add_command(plan)
 
 
-@group.command("start")
+@group.command("start", short_help="Start a campaign; a controller is detached.")
 @click.argument("protocol", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Must be new.")
-@click.option("--engine", type=click.Choice(["vllm", "sim"]), required=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The campaign's folder; must be new.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["vllm", "sim"]),
+    required=True,
+    help="Real vLLM, or the embedded engine (simulated).",
+)
 @_private
 @_manifests
 @click.option(
@@ -42,37 +52,82 @@ group.add_command(plan)
     type=click.Path(path_type=Path),
     help="Folder with tokenizer.json: manifests that are missing are made in --private.",
 )
-@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="e.g. MODEL=DIR.")
-@click.option("--server-command", default="", help="Template instead of the protocol's.")
+@click.option(
+    "--var",
+    "variables",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of a variable of the protocol, as MODEL=DIR.",
+)
+@click.option("--server-command", default="", help="Server template instead of the protocol's.")
 @click.option("--python", default="", help="Interpreter of the engine's environment.")
 @click.option(
-    "--engine-env", "engine_environment", multiple=True, metavar="NAME=VALUE", help="Of the server."
+    "--engine-env",
+    "engine_environment",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Further environment of the server; repeatable.",
 )
-@click.option("--time-scale", type=float, default=1.0, show_default=True, help="Declared factor.")
-@click.option("--seed", type=SEED, default=0, help="Of the embedded engine.")
+@click.option(
+    "--time-scale", type=float, default=1.0, show_default=True, help="Declared factor on durations."
+)
+@click.option("--seed", type=SEED, default=0, help="Seed of the embedded engine.")
 @click.option("--virtual", is_flag=True, help="Embedded engine in virtual time, in lock step.")
-@click.option("--only", multiple=True, metavar="P01[/C00]", help="These cells only; repeatable.")
-@click.option("--gpus", default="", metavar="0,1,2", help="Physical GPUs that may be used.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN[/CONFIG]", help="These cells only; repeatable."
+)
+@click.option(
+    "--gpus",
+    default="",
+    metavar="LIST",
+    help="Physical GPUs that may be used, as 0-3 or 0,2; on a machine without GPUs its places.",
+)
 @click.option(
     "--host-file",
     default="",
     metavar="FILE|dash0",
     help="A fake host from a file, for the embedded engine.",
 )
-@click.option("--serial", is_flag=True, help="One run at a time.")
-@click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
+@click.option("--serial", is_flag=True, help="One cell at a time; needs no co-location gate.")
+@click.option(
+    "--base-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the first GPU; 0: free ports.",
+)
 @click.option("--no-cpu-masks", is_flag=True, help="Do not bind to the protocol's CPU map.")
-@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option("--ray-address", default="", metavar="HOST:PORT", help="Default: $RAY_ADDRESS.")
-@click.option("--ray-node", "hosts", multiple=True, metavar="NAME", help="Repeatable; default all.")
-@click.option("--ray-scratch", default="", metavar="DIR", help="On nodes without this folder.")
-@click.option("--ray-ship", is_flag=True, help="Send files, also where the folder is seen.")
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs execute: here, or on the nodes of a Ray cluster.",
+)
+@click.option(
+    "--ray-address", default="", metavar="HOST:PORT", help="Ray cluster (default: $RAY_ADDRESS)."
+)
+@click.option(
+    "--ray-node",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Node to use; repeatable (default: all).",
+)
+@click.option(
+    "--ray-scratch", default="", metavar="DIR", help="Folder on nodes that do not see this one."
+)
+@click.option("--ray-ship", is_flag=True, help="Send files even to nodes that see this folder.")
 @click.option(
     "--limit", "limits", multiple=True, metavar="NAME=SECONDS", help="A wait's limit, e.g. ready_s."
 )
 @click.option("--foreground", is_flag=True, help="Do not detach; the log goes to this terminal.")
 def start(foreground: bool, **flags: Any) -> None:
-    """Start a campaign of PROTOCOL and return when its controller owns the folder."""
+    """Start a campaign of PROTOCOL and return when its controller owns the folder.
+
+    PROTOCOL is frozen. Nothing is made where the host does not fit its [placement] or has no place
+    for a run. Exit code 0: the controller runs (with --foreground: every run is complete); 1: the
+    surroundings failed; 2: refused.
+    """
     from opprof.campaign.begin import create_campaign
 
     request = _request(flags)
@@ -80,7 +135,7 @@ def start(foreground: bool, **flags: Any) -> None:
     _launch(store.folder, request.sources, foreground)
 
 
-@group.command("resume")
+@group.command("resume", short_help="Go on with whatever is not complete.")
 @_folder
 @_private
 @_manifests
@@ -100,8 +155,11 @@ def resume(
     amended: Path | None,
     reviewed: str,
 ) -> None:
-    """Go on from the fresh-server boundary of whatever is not complete."""
-    from opprof.campaign.life import amend, check_review, release_stop
+    """Go on from the fresh-server boundary of whatever is not complete.
+
+    Exit codes are those of start.
+    """
+    from opprof.campaign.life import amend, check_review, check_sources, release_stop
     from opprof.campaign.options import check_text, make_sources, sources_from_log
 
     folder = folder.absolute()
@@ -110,6 +168,8 @@ def resume(
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
     check_review(folder, reviewed)
+    # Before anything is recorded or released: a refused resume leaves all as it was.
+    check_sources(folder, sources)
     if amended is not None:
         amend(folder, amended.absolute())
     release_stop(folder, reviewed)
@@ -133,34 +193,37 @@ def controller(
     raise SystemExit(live(Life(folder.absolute(), sources, Starter(ready_fd))))
 
 
-@group.command("stop")
+@group.command("stop", short_help="End the controller; what is complete stays.")
 @_folder
 @click.option("--now", is_flag=True, help="Do not let servers drain.")
 def stop(folder: Path, now: bool) -> None:
     """End the controller; what is complete stays, everything else can be resumed."""
     from opprof.campaign.watch import stop_controller
 
-    click.echo(stop_controller(folder.absolute(), now=now))
+    click.echo(
+        stop_controller(folder.absolute(), now=now, say=lambda line: click.echo(line, err=True))
+    )
 
 
-@group.command("status")
+@group.command("status", short_help="Show runs, budget, and whether the controller lives.")
 @_folder
 @click.option("--watch", is_flag=True, help="Until the controller ends.")
 @json_option
 def status(folder: Path, watch: bool, as_json: bool) -> None:
     """Show runs, phases, failed checks, budget, and whether the controller lives.
 
-    Exit code 1 while a hard stop waits for review or a run has failed.
+    Exit code 1 while a hard stop waits for review, when a run has failed, or when the campaign has
+    ended without all its runs.
     """
     from opprof.cli.campaign_tables import show_status
 
     raise SystemExit(show_status(folder.absolute(), watch=watch, as_json=as_json))
 
 
-@group.command("logs")
+@group.command("logs", short_help="Print the controller's log, or a run's.")
 @_folder
 @click.argument("run", required=False)
-@click.option("--follow", is_flag=True)
+@click.option("--follow", is_flag=True, help="Print what comes until the controller ends.")
 def logs(folder: Path, run: str | None, follow: bool) -> None:
     """Print the controller's log, or the logs of RUN's last attempt."""
     from opprof.campaign.watch import log_lines
@@ -175,17 +238,15 @@ def _request(flags: dict[str, Any]) -> Any:
     from opprof.campaign.site import MODEL_VARIABLE
     from opprof.errors import InputError
 
-    try:
-        gpus = [int(part) for part in filter(None, flags["gpus"].split(","))]
-    except ValueError as error:
-        raise InputError(f"--gpus {flags['gpus']!r} is no list of numbers") from error
-    if len(set(gpus)) < len(gpus):
-        raise InputError(f"--gpus {flags['gpus']} names a GPU twice")
     if flags["virtual"] and flags["engine"] != "sim":
         raise InputError("--virtual needs --engine sim: no real engine has a virtual clock")
     if flags["host_file"] and flags["engine"] != "sim":
         raise InputError("--host-file needs --engine sim: a real engine runs on the real host")
     local = flags["executor"] == "local"
+    for name in ("hosts", "ray_address", "ray_scratch", "ray_ship") if local else ():
+        if flags[name]:
+            flag = "--ray-node" if name == "hosts" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} needs --executor ray: a local campaign has no other nodes")
     variables = pairs(flags["variables"], "--var")
     if MODEL_VARIABLE in variables:
         variables[MODEL_VARIABLE] = _whole_path(variables[MODEL_VARIABLE])
@@ -196,7 +257,7 @@ def _request(flags: dict[str, Any]) -> Any:
         engine_environment=pairs(flags["engine_environment"], "--engine-env"),
         base_port=flags["base_port"],
         only=list(flags["only"]),
-        gpus=gpus,
+        gpus=list(gpu_indices(flags["gpus"])),
         host_file=_whole_path(flags["host_file"]),
         serial=flags["serial"],
         bind_cpus=not flags["no_cpu_masks"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opprof.cli.options import json_option, print_json
+from opprof.cli.options import gpu_indices, json_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmations"}
 
 
-@click.command("plan")
+@click.command("plan", short_help="Show waves, slots and cost before anything runs.")
 @click.argument("source", metavar="PROTOCOL|CAMPAIGN")
 @click.option(
     "--host-file",
@@ -30,10 +30,19 @@ _WORDS = {"burnin": "burn-ins", "matrix": "matrix", "confirmation": "confirmatio
     help="Description of a host, repeatable (default: the host that the protocol's map describes).",
 )
 @click.option("--gpus", metavar="LIST", default="", help="Physical GPUs to use, as 0-3 or 0,2.")
-@click.option("--only", multiple=True, metavar="PATTERN[/CONFIG]", help="Cells, repeatable.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN[/CONFIG]", help="These cells only; repeatable."
+)
 @click.option("--serial", is_flag=True, help="One cell at a time; needs no co-location gate.")
-@click.option("--time-scale", type=float, default=1.0, help="Declared factor on durations.")
-@click.option("--base-port", type=click.IntRange(0, 65535), default=0, help="0: free ports.")
+@click.option(
+    "--time-scale", type=float, default=1.0, show_default=True, help="Declared factor on durations."
+)
+@click.option(
+    "--base-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the first GPU; 0: free ports.",
+)
 @json_option
 def plan(
     source: str,
@@ -102,13 +111,12 @@ def _load(source: str) -> Protocol:
 def _hosts(protocol: Protocol, host_files: tuple[str, ...], gpus: str) -> tuple[Topology, ...]:
     from opprof.campaign.places import choose_gpus
     from opprof.campaign.preview import topology_of
-    from opprof.host.cpus import parse_cpus
     from opprof.host.fake import FakeHost
     from opprof.host.fake_file import load_machine
 
     hosts = [FakeHost(load_machine(source)).topology() for source in host_files]
     hosts = hosts or [topology_of(protocol.file.placement, "the protocol's host")]
-    return tuple(choose_gpus(host, parse_cpus(gpus)) for host in hosts)
+    return tuple(choose_gpus(host, gpu_indices(gpus)) for host in hosts)
 
 
 def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, PlanRequest]:

@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from opprof.artifacts.campaign import Campaign, RunRecord, Stop
+from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord
 from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.ledger import balance
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
-from opprof.campaign.plan import standings
+from opprof.campaign.plan import standings, without_colocation
+from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store
-from opprof.campaign.watch import controller_state
+from opprof.campaign.watch import controller_state, standstill
 from opprof.cli.options import print_json
 from opprof.protocol import load_protocol
 from opprof.protocol.model import ProtocolFile
@@ -34,22 +35,26 @@ def show_status(folder: Path, *, watch: bool, as_json: bool) -> int:
     if as_json:
         print_json(facts)
     else:
-        from rich.console import Console
+        from opprof.cli.console import console
 
-        Console(highlight=False).print(_renderable(store))
+        console().print(_renderable(store))
     return _code(store)
 
 
 def _code(store: Store) -> int:
-    failed = any(record.state == "failed" for record in store.runs())
-    return int(store.stop() is not None or failed)
+    records = store.runs()
+    failed = any(record.state == "failed" for record in records)
+    ended, _ = controller_state(store.folder)
+    missing = ended == "finished" and any(record.state != "complete" for record in records)
+    return int(store.stop() is not None or failed or missing)
 
 
 def _watch(store: Store) -> int:
-    from rich.console import Console
     from rich.live import Live
 
-    with Live(_renderable(store), console=Console(highlight=False), auto_refresh=False) as live:
+    from opprof.cli.console import console
+
+    with Live(_renderable(store), console=console(), auto_refresh=False) as live:
         while controller_state(store.folder)[0] == "running":
             time.sleep(_WATCH_S)
             live.update(_renderable(store), refresh=True)
@@ -62,7 +67,7 @@ def _facts(store: Store) -> dict[str, Any]:
     sums = balance(read_ledger(store.folder / LEDGER_NAME))
     return {
         "campaign": store.campaign(),
-        "controller": {"state": state, "record": controller},
+        "controller": {"state": state, "record": controller, "standstill": _held(controller)},
         "stop": store.stop(),
         "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
         "expected_left_s": _expected_left_s(store.runs(), _protocol(store), store.campaign()),
@@ -93,16 +98,22 @@ def _failed(record: RunRecord) -> list[str]:
 def _renderable(store: Store) -> Any:
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
     campaign, records, protocol = store.campaign(), store.runs(), _protocol(store)
     state, controller = controller_state(store.folder)
     sums = balance(read_ledger(store.folder / LEDGER_NAME))
-    table = Table("run", "state", "attempt", "since", "failed checks", "reason")
+    standing = standings(without_colocation(records), protocol)
+    table = Table(Column("run", no_wrap=True), Column("state", no_wrap=True))
+    for name in ("attempt", "since", "failed checks", "reason"):
+        table.add_column(name)
     for record in records:
         attempt = record.attempt
         since = "" if attempt is None else _ago(attempt.transitions[-1].wall_ns)
         reason = "" if attempt is None else attempt.reason
+        own = standing.get(record.run)
+        if record.state == "pending" and own is not None and own.state == "blocked":
+            reason = f"cannot run: {own.reason}"
         flags = " quarantined" if record.drain_quarantined else ""
         table.add_row(
             record.run,
@@ -121,10 +132,16 @@ def _renderable(store: Store) -> Any:
         f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved of "
         f"{protocol.budget.gpu_hours_max:g}",
     ]
+    if held := _held(controller):
+        lines.append(held)
     left_s = _expected_left_s(records, protocol, campaign)
     if left_s:
         lines.append(f"still to run: about {left_s / 3600:.2f} h, one cell after the other")
-    return Group(*map(escape, lines), table, *_stop_lines(store.stop()))
+    return Group(*map(escape, lines), table, *map(escape, _last_lines(store, state, controller)))
+
+
+def _held(controller: ControllerRecord | None) -> str:
+    return "" if controller is None else standstill(ProcessTable(), controller)
 
 
 def _protocol(store: Store) -> ProtocolFile:
@@ -136,7 +153,7 @@ def _protocol(store: Store) -> ProtocolFile:
 def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign: Campaign) -> float:
     """Return the protocol's own estimate for what can still run."""
     pace = pace_of(protocol, campaign.time_scale)
-    planned = [record for record in records if record.role != "colocation"]
+    planned = without_colocation(records)
     open_runs = {
         name
         for name, s in standings(planned, protocol).items()
@@ -147,13 +164,16 @@ def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign:
     )
 
 
-def _stop_lines(stop: Stop | None) -> list[str]:
-    from rich.markup import escape
-
-    if stop is None:
+def _last_lines(store: Store, state: str, controller: ControllerRecord | None) -> list[str]:
+    """Say why nothing runs, and what makes it go on."""
+    again, stop = f"opprof campaign resume {store.folder}", store.stop()
+    if stop is not None:
+        text = f"STANDS STILL, condition {stop.condition} ({stop.name}): {stop.reason}"
+        return [text, f"look at it, then: {again} --reviewed TEXT"]
+    if state == "running":
         return []
-    text = f"STANDS STILL, condition {stop.condition} ({stop.name}): {stop.reason}"
-    return [escape(text), "look at it, then: opprof campaign resume CAMPAIGN --reviewed TEXT"]
+    message = "" if controller is None or state == "dead" else controller.message
+    return [*filter(None, [message]), *([] if state == "finished" else [f"go on: {again}"])]
 
 
 def _ago(wall_ns: int) -> str:

@@ -18,7 +18,7 @@ from opprof.cli.options import json_option, print_json, protocol_option
     default=None,
     help="Table that decides when a run directory is analysed here (default: the pinned one).",
 )
-@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes [cores].")
 @json_option
 def compare(
     runs: tuple[Path, ...],

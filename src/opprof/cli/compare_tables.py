@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from opprof.artifacts.comparison import Comparison, Inversion, WindowRanking
+from opprof.cli.console import console
 from opprof.cli.tables import (
-    console,
     new_table,
     number,
     percent,

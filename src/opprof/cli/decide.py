@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "nothing for a list of runs).",
 )
 @click.option("--no-report", is_flag=True, help="Do not write report.html.")
-@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes [cores].")
 @json_option
 def decide(
     runs: tuple[Path, ...],

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.text import Text
 
 from opprof.artifacts.decision import Decision
-from opprof.cli.tables import console, new_table, protocol_line
+from opprof.cli.console import console
+from opprof.cli.tables import new_table, protocol_line
 from opprof.decision.page import PageTable, decision_page
 from opprof.protocol import Protocol
 

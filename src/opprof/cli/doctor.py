@@ -34,6 +34,12 @@ GROUP = "vllm.general_plugins"
     metavar="FILE|dash0",
     help="With --host: a machine from a file (rehearsals), or a packaged one.",
 )
+@click.option(
+    "--cpu-map",
+    "print_map",
+    is_flag=True,
+    help="With --host: print only a [placement] for a protocol, its CPUs split among the GPUs.",
+)
 @click.option("--gpus", metavar="LIST", help="With --host: only these physical GPUs, as 0,2-3.")
 @click.option(
     "--python", metavar="PATH", help="With --host: versions of this interpreter (the engine's)."
@@ -44,6 +50,7 @@ def doctor(
     package: Path | None,
     look_at_host: bool,
     host_file: str | None,
+    print_map: bool,
     gpus: str | None,
     python: str | None,
     protocol_source: str | None,
@@ -57,8 +64,11 @@ def doctor(
     machine cannot be asked.
     """
     if look_at_host or host_file is not None:
-        from opprof.cli.host_report import examine_host, show_host
+        from opprof.cli.host_report import examine_host, show_host, show_map
 
+        if print_map:
+            show_map(host_file, gpus)
+            return
         found = examine_host(host_file, gpus, python, protocol_source)
         if as_json:
             print_json(found)

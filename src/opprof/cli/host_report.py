@@ -8,8 +8,7 @@ import click
 from msgspec import Struct
 
 from opprof.artifacts.environment import GpuState, HostState, Snapshot, Topology, Versions
-from opprof.errors import InputError
-from opprof.host.cpus import parse_cpus
+from opprof.cli.options import gpu_indices
 from opprof.host.ports import Host
 
 
@@ -22,6 +21,7 @@ class HostReport(Struct, frozen=True):
     not_available: dict[str, str]
     placement_problems: list[str] | None
     """Against the bound protocol's map; null without one, or on a host without GPUs."""
+    protocol_id: str | None
     free_bytes: int
     """On the file system of the current folder."""
 
@@ -44,7 +44,7 @@ def examine_host(
     host = _open(host_file)
     topology = host.topology()
     known = [gpu.index for gpu in topology.gpus]
-    chosen = known if gpus is None else _indices(gpus)
+    chosen = known if gpus is None else list(gpu_indices(gpus))
     protocol = load_protocol(protocol_source)
     problems = None
     if protocol is not None and known:
@@ -56,6 +56,7 @@ def examine_host(
         versions=found,
         not_available=topology.not_available | {f"versions.{k}": v for k, v in reasons.items()},
         placement_problems=problems,
+        protocol_id=None if protocol is None else protocol.file.id,
         free_bytes=host.free_bytes(Path.cwd()),
     )
 
@@ -91,9 +92,26 @@ def show_host(report: HostReport) -> None:
     for name, reason in missing.items():
         echo(f"not available  {name}: {reason}")
     for problem in report.placement_problems or []:
-        echo(f"placement      {problem}")
+        echo(f"placement      not as protocol {report.protocol_id}'s map says: {problem}")
     if report.placement_problems == []:
-        echo("placement      as the protocol's map says")
+        echo(f"placement      as protocol {report.protocol_id}'s map says")
+
+
+def show_map(host_file: str | None, gpus: str | None) -> None:
+    """Print a [placement] for the machine, to put into a protocol.
+
+    Raises:
+        InputError: no such host file or GPU, or the machine has no map (see
+            :func:`opprof.campaign.places.split_cpus`).
+        EnvironmentFailure: the driver cannot be asked.
+    """
+    import json
+
+    from opprof.campaign.places import choose_gpus, split_cpus
+
+    topology = _open(host_file).topology()
+    masks, nodes = split_cpus(choose_gpus(topology, [] if gpus is None else gpu_indices(gpus)))
+    click.echo(f"gpus = {len(masks)}\ncpu_map = {json.dumps(masks)}\nnuma_nodes = {nodes}")
 
 
 def _show_machine(state: HostState, free: int) -> None:
@@ -138,10 +156,3 @@ def _open(host_file: str | None) -> Host:
     from opprof.host.fake_file import load_machine
 
     return open_real_host() if host_file is None else FakeHost(load_machine(host_file))
-
-
-def _indices(text: str) -> list[int]:
-    try:
-        return list(parse_cpus(text))
-    except InputError as error:
-        raise InputError(f"--gpus {text!r}: not a list of GPU indices such as 0,2-3") from error

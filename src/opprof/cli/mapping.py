@@ -39,7 +39,7 @@ def group() -> None:
     """Check and explain tables that map kernel names to operator families."""
 
 
-@group.command("check")
+@group.command("check", short_help="Prove a table's examples.")
 @click.argument("table", metavar="v1|v2|FILE")
 @json_option
 def check(table: str, as_json: bool) -> None:
@@ -52,7 +52,7 @@ def check(table: str, as_json: bool) -> None:
     raise SystemExit(0 if report.ok else 1)
 
 
-@group.command("show")
+@group.command("show", short_help="Say which rule each kernel name hits.")
 @click.argument("table", metavar="v1|v2|FILE")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option(

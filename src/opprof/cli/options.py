@@ -46,8 +46,23 @@ def json_option(function: F) -> F:
     )
 
 
+def gpu_indices(text: str) -> tuple[int, ...]:
+    """Return the GPUs that ``--gpus`` names, ascending; empty for an empty text.
+
+    Raises:
+        InputError: no list of indices and ranges.
+    """
+    from opprof.errors import InputError
+    from opprof.host.cpus import parse_cpus
+
+    try:
+        return parse_cpus(text)
+    except InputError as error:
+        raise InputError(f"--gpus {text!r}: not a list of GPU indices such as 0,2-3") from error
+
+
 def scan_options(function: F) -> F:
-    """Add what a privacy scan is given: manifests, private folders, public text, workers."""
+    """Add what a privacy scan is given: manifests, private folders, public text, threads."""
     several: dict[str, Any] = {"multiple": True, "type": click.Path(path_type=Path)}
     options = (
         click.option(
@@ -74,11 +89,7 @@ def scan_options(function: F) -> F:
             **several,
         ),
         click.option(
-            "--jobs",
-            type=click.IntRange(1, 64),
-            default=2,
-            show_default=True,
-            help="Worker processes, which share one index.",
+            "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads."
         ),
     )
     for option in reversed(options):

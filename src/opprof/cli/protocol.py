@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from pathlib import Path
 
 import click
 
 from opprof.cli.options import json_option, print_json
 from opprof.cli.protocol_change import (
-    FROZEN_MODE,
     amend_command,
+    day_of,
     diff_command,
     load,
     rejudge_command,
+    write_frozen,
 )
 from opprof.cli.protocol_tables import show_lines
-from opprof.errors import InputError, StateConflict
-from opprof.files import write_atomic
+from opprof.errors import InputError
 from opprof.protocol.check import check_protocol
 from opprof.protocol.design import design, execution_order
 from opprof.protocol.load import PACKAGED
+
+_DIGITS_MAX = 9
 
 
 @click.group("protocol")
@@ -110,12 +111,10 @@ def freeze(
     from opprof.protocol.freeze import Approvals, freeze_protocol
     from opprof.protocol.load import parse_protocol
 
-    if out.exists():
-        raise StateConflict("exists already; a frozen protocol is never overwritten", path=out)
-    day = date if date is not None else datetime.date.today().isoformat()
+    day = day_of(date)
     approvals = Approvals(_numbers(approved, day), day if approve_all else None, by)
     data = freeze_protocol(load(source), approvals, date=day)
-    write_atomic(out, data, mode=FROZEN_MODE)
+    write_frozen(out, data)
     made = parse_protocol(data, source=str(out))
     if as_json:
         print_json({"id": made.file.id, "sha256": made.sha256, "freeze": made.file.freeze})
@@ -128,7 +127,7 @@ def _numbers(texts: tuple[str, ...], day: str) -> dict[int, str]:
     found: dict[int, str] = {}
     for text in texts:
         number, _, date = text.partition("=")
-        if not number.isdecimal():
+        if not (number.isdecimal() and len(number) <= _DIGITS_MAX):
             raise InputError(f"--approve {text!r} is not N or N=DATE")
         if int(number) in found:
             raise InputError(f"--approve names decision {number} twice")

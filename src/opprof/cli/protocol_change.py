@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from opprof.cli.options import json_option, print_json
-from opprof.errors import InputError, StateConflict
-from opprof.files import write_atomic
+from opprof.errors import InputError
+from opprof.files import new_file_writer
 from opprof.protocol.load import Protocol, load_protocol, parse_protocol
 
 FROZEN_MODE = 0o444
@@ -27,6 +27,31 @@ def load(source: str) -> Protocol:
     if protocol is None:
         raise InputError("'none' is no protocol")
     return protocol
+
+
+def day_of(date: str | None) -> str:
+    """Return the day of a change: the one given, or today.
+
+    Raises:
+        InputError: it lies ahead; nothing is decided there yet, and no later change could precede
+            it.
+    """
+    # Wherever the sun stands, nobody is more than a day ahead of this clock.
+    today = datetime.date.today()
+    if date is not None and date > (today + datetime.timedelta(days=1)).isoformat():
+        raise InputError(f"--date {date} is no day of the form YYYY-MM-DD that has come")
+    return today.isoformat() if date is None else date
+
+
+def write_frozen(out: Path, data: bytes) -> None:
+    """Write a frozen protocol to a place where nothing is.
+
+    Raises:
+        StateConflict: something is, be it a link that leads nowhere.
+        EnvironmentFailure: it cannot be written.
+    """
+    with new_file_writer(out, mode=FROZEN_MODE) as stream:
+        stream.write(data)
 
 
 @click.command("diff", short_help="What differs, decides, and which cells it touches.")
@@ -169,13 +194,11 @@ def amend_command(
     """
     from opprof.protocol.amend import Request, amend_protocol
 
-    if out.exists():
-        raise StateConflict("exists already; a frozen protocol is never overwritten", path=out)
-    day = date if date is not None else datetime.date.today().isoformat()
+    day = day_of(date)
     pairs = [_setting(text) for text in settings]
     frozen = load(source)
     data = amend_protocol(frozen, Request(identity, title, reason, day, pairs, rejudge, refresh))
-    write_atomic(out, data, mode=FROZEN_MODE)
+    write_frozen(out, data)
     made = parse_protocol(data, source=str(out))
     answer = _answer(frozen, made)
     if as_json:

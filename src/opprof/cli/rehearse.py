@@ -41,7 +41,9 @@ _SHOWN = {
     type=click.Path(path_type=Path),
     help="TOML file of planted truths; without it nothing is planted.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option(
+    "--seed", type=SEED, default=0, show_default=True, help="Seed of engine and arrivals."
+)
 @click.option(
     "--repeat",
     "repeats",
@@ -139,22 +141,25 @@ def _exit_code(report: Rehearsal, *, expects: bool) -> int:
 
 
 def _print(report: Rehearsal) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    console = Console(soft_wrap=False, highlight=False)
+    from opprof.cli.console import console
+
+    out = console()
     cost = report.cost
-    console.print(
+    out.print(
         f"SIMULATED rehearsal of {report.protocol_id}, truth {report.truth!r}, seed {report.seed}: "
         "no figure here is a measurement",
         markup=False,
     )
-    console.print(
+    out.print(
         f"{cost.measured_runs} runs, {cost.gpu_hours:.2f} GPU hours and {cost.wall_hours:.2f} wall "
         f"hours one after the other (planned {cost.planned_gpu_hours:.2f} and "
         f"{cost.planned_wall_hours:.2f}; the budget leaves {cost.budget_gpu_hours:.2f} GPU hours)"
     )
-    runs = Table("run", "client", "req/s", "offered", "seconds", "why", title="Runs")
+    runs = Table(
+        Column("run", no_wrap=True), "client", "req/s", "offered", "seconds", "why", title="Runs"
+    )
     for run in report.runs:
         runs.add_row(
             run.name,
@@ -167,7 +172,9 @@ def _print(report: Rehearsal) -> None:
     for skipped in report.skipped:
         runs.add_row(skipped.name, "not made", "", "", "", skipped.reason)
     gates = Table(
-        "gate", "takes away", "judged", "failed", "under no effect", "first failure", title="Gates"
+        Column("gate", no_wrap=True),
+        *("takes away", "judged", "failed", "under no effect", "first failure"),
+        title="Gates",
     )
     quiet = []
     for gate in report.gates:
@@ -188,32 +195,34 @@ def _print(report: Rehearsal) -> None:
         shown = "unknown" if row.resolution is None else f"{row.resolution:.3f}"
         tests.add_row(row.test, f"{row.threshold:g}", shown, row.reason)
     for table in (runs, gates):
-        console.print(table)
-    _print_quiet(console, quiet)
+        out.print(table)
+    _print_quiet(out, quiet)
     if report.resolution:
-        console.print(tests)
+        out.print(tests)
     for name, verdict in report.verdicts.items():
-        console.print(f"{name}: {verdict.outcome}", markup=False)
+        out.print(f"{name}: {verdict.outcome}", markup=False)
         for reason in verdict.reasons[:6]:
-            console.print(f"  {reason}", markup=False)
-    _print_repeats(console, report)
+            out.print(f"  {reason}", markup=False)
+    _print_repeats(out, report)
     for line in report.expectation_missed:
-        console.print(f"expectation missed: {line}", markup=False)
+        out.print(f"expectation missed: {line}", markup=False)
 
 
-def _print_quiet(console: Console, gates: list[GateRow]) -> None:
+def _print_quiet(out: Console, gates: list[GateRow]) -> None:
     """Gates that never failed, with how often they may still fail when nothing is planted."""
     groups: dict[int, list[GateRow]] = {}
     for gate in gates:
         groups.setdefault(0 if gate.no_effect is None else gate.no_effect.trials, []).append(gate)
     for trials, rows in sorted(groups.items(), reverse=True):
         high = rows[0].no_effect.high if rows[0].no_effect is not None else None
-        known = "never judged" if high is None else f"judged {trials} times: at most {high:.0%}"
+        known = "never judged"
+        if high is not None:
+            known = f"judged {trials} times: at most {high:.0%} (95 %)"
         names = ", ".join(row.gate for row in rows)
-        console.print(f"no failure, under no effect {known} (95 %): {names}", markup=False)
+        out.print(f"no failure, under no effect {known}: {names}", markup=False)
 
 
-def _print_repeats(console: Console, report: Rehearsal) -> None:
+def _print_repeats(out: Console, report: Rehearsal) -> None:
     from rich.table import Column, Table
 
     repeats = report.repeats
@@ -228,14 +237,14 @@ def _print_repeats(console: Console, report: Rehearsal) -> None:
     table.add_row("client", "refuses a run", _rate(repeats.refused))
     if repeats.recovered is not None:
         table.add_row("truth", "recovered as expected", _rate(repeats.recovered))
-    console.print(table)
+    out.print(table)
     names = [name for name in _SHOWN if any(name in found for found in repeats.spread.values())]
     scatter = Table(Column("run", no_wrap=True), title="Mean and standard deviation over them")
     for name in names:
         scatter.add_column(_SHOWN[name])
     for run, spread in repeats.spread.items():
         scatter.add_row(run, *(_spread(spread.get(name)) for name in names))
-    console.print(scatter)
+    out.print(scatter)
 
 
 def _spread(spread: Spread | None) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     default=None,
     help="Table that decides when a run directory is analysed here (default: the pinned one).",
 )
-@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes [cores].")
 @protocol_option
 @json_option
 def report(

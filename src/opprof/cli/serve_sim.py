@@ -41,16 +41,46 @@ _PROFILER_KEYS = frozenset(
 
 @click.command("serve-sim")
 @click.argument("model")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0: a free one, which is printed.",
+)
 @click.option("--served-model-name", help="Name in the API [the model argument].")
-@click.option("--tensor-parallel-size", "-tp", type=int, default=1, show_default=True)
-@click.option("--max-num-seqs", type=int, help="[1024, as vLLM on a device of 70 GiB or more]")
-@click.option("--max-num-batched-tokens", type=int, help="[8192, likewise]")
-@click.option("--max-model-len", type=click.IntRange(min=1), default=40960, show_default=True)
-@click.option("--enable-chunked-prefill/--no-enable-chunked-prefill", default=True)
-@click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True)
-@click.option("--async-scheduling/--no-async-scheduling", default=True)
+@click.option(
+    "--tensor-parallel-size", "-tp", type=int, default=1, show_default=True, help="Ranks: 1 or 2."
+)
+@click.option(
+    "--max-num-seqs",
+    type=int,
+    help="Sequences at once [1024, as vLLM on a device of 70 GiB or more]",
+)
+@click.option("--max-num-batched-tokens", type=int, help="Tokens of a step [8192, likewise].")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(min=1),
+    default=40960,
+    show_default=True,
+    help="Most tokens of a request, prompt and answer.",
+)
+@click.option(
+    "--enable-chunked-prefill/--no-enable-chunked-prefill",
+    default=True,
+    help="Prefill a prompt over several steps (default: on).",
+)
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    default=True,
+    help="Keep prompts' blocks for later requests (default: on).",
+)
+@click.option(
+    "--async-scheduling/--no-async-scheduling",
+    default=True,
+    help="Two steps in flight (default: on).",
+)
 @click.option("--num-gpu-blocks-override", type=click.IntRange(min=1), help="KV blocks.")
 @click.option(
     "--profiler-config",
@@ -64,7 +94,7 @@ _PROFILER_KEYS = frozenset(
     show_default=True,
     help="Seconds that SIGTERM leaves running requests; 0 ends at once, as vLLM's default does.",
 )
-@click.option("--seed", type=SEED, default=0, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the noise.")
 @click.option(
     "--time-factor",
     type=click.FloatRange(min=0, min_open=True),

@@ -13,9 +13,9 @@ from rich.text import Text
 from opprof.analysis.results import RunAnalysis
 from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import FAMILIES, OPAQUE, Window
+from opprof.cli.console import console
 from opprof.protocol import Protocol
 
-_PIPE_COLUMNS = 140
 _UNBOUNDED = 10_000
 _LEGEND = (
     "hit: prompt tokens from the prefix cache; pad: padding in CUDA-graph replays; miss: steps "
@@ -23,14 +23,6 @@ _LEGEND = (
     "trace accepted; rep: representativeness gate; ms: kernel time. More words: docs/glossary.md"
 )
 _OUTCOME_STYLE = {"pass": "green", "fail": "bold red", "not_evaluable": "yellow"}
-
-
-def console() -> Console:
-    """Return a console that is as wide as the terminal, or wide enough for a log."""
-    plain = Console(highlight=False, soft_wrap=False)
-    if plain.is_terminal:
-        return plain
-    return Console(highlight=False, soft_wrap=False, width=_PIPE_COLUMNS)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -169,7 +161,9 @@ def _shares_table(results: Sequence[RunAnalysis]) -> Table:
 def _share_row(result: RunAnalysis, window: Window, names: Sequence[str]) -> list[str | Text]:
     accepted = Text("yes", style="green") if window.accepted else Text("NO", style="bold red")
     families = window.families
-    shares = [percent(families[name].share) if name in families else "-" for name in names]
+    # A family that is not listed took no time; without any kernel there are no shares.
+    none = 0.0 if families else None
+    shares = [percent(families[name].share if name in families else none) for name in names]
     return [
         result.run.name,
         str(window.window),

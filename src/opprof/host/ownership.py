@@ -7,15 +7,11 @@ user's, or somebody else's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from opprof.artifacts.environment import Owner
+from opprof.host.birthmark import is_born_of
 from opprof.host.ports import Process
-
-
-def _no_groups() -> Collection[int]:
-    return ()
 
 
 @dataclass(frozen=True)
@@ -23,17 +19,15 @@ class Ownership:
     """How the campaign's own processes are known."""
 
     campaign: str | None = None
-    """Value of ``OPPROF_CAMPAIGN`` in their environment."""
-    groups: Callable[[], Collection[int]] = _no_groups
-    """Process groups that the controller has recorded; asked anew at every look."""
+    """The campaign that they were born of, or name as ``OPPROF_CAMPAIGN`` in the environment."""
 
     def of(self, process: Process | None) -> Owner:
         """Return whose it is; ``unknown`` for a process that the table does not show."""
         if process is None:
             return "unknown"
-        if self.campaign is not None and process.campaign == self.campaign:
-            return "campaign"
-        if process.pgid in self.groups():
+        if self.campaign is not None and (
+            process.campaign == self.campaign or is_born_of(process.birthmark, self.campaign)
+        ):
             return "campaign"
         if process.same_user is None:
             return "unknown"

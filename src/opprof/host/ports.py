@@ -46,6 +46,8 @@ class Process(Struct, frozen=True):
     role: str | None
     visible_gpus: str | None
     """Its CUDA_VISIBLE_DEVICES."""
+    birthmark: int | None = None
+    """See :mod:`opprof.host.birthmark`; null without one."""
 
     @property
     def alive(self) -> bool:

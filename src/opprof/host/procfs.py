@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from opprof.host.birthmark import birthmark_in
 from opprof.host.ports import CAMPAIGN_VARIABLE, ROLE_VARIABLE, RUN_VARIABLE, Process
 
 _ENVIRON_BYTES = 1 << 20
@@ -48,6 +49,7 @@ class ProcFs:
             run=environment.get(RUN_VARIABLE),
             role=environment.get(ROLE_VARIABLE),
             visible_gpus=environment.get("CUDA_VISIBLE_DEVICES"),
+            birthmark=birthmark_in((_read(folder / "limits") or b"").decode("ascii", "replace")),
         )
 
     def environment(self, pid: int) -> dict[str, str]:

@@ -28,6 +28,8 @@ class Checks:
     root: Path
     found: list[VerifyCheck] = field(default_factory=list)
     passed: Counter[str] = field(default_factory=Counter)
+    remade: set[str] = field(default_factory=set)
+    """Hashes of what lies nowhere and was made again, byte for byte, for its check."""
     _hashes: dict[Path, str | None] = field(default_factory=dict)
 
     def add(
@@ -74,7 +76,7 @@ class Checks:
 
     def known(self) -> set[str]:
         """Every hash computed so far."""
-        return {digest for digest in self._hashes.values() if digest is not None}
+        return self.remade | {digest for digest in self._hashes.values() if digest is not None}
 
     def read(self, name: str, path: Path, kind: type[T]) -> T | None:
         """Decode a JSON file; None, and a failed check, where it is missing or does not fit."""

@@ -46,7 +46,9 @@ class Analyses:
 
 
 Again = Callable[[str, Provenance], str | None]
-"""(name of an input, who names it) to the hash of that analysis, made again."""
+"""(name of an input, who names it) to the hash of that analysis, made again; None where the stored
+one is meant, :data:`OTHER_CODE` where the one that is meant cannot be made here."""
+OTHER_CODE = "made by other code"
 
 
 class _Origin(msgspec.Struct):
@@ -178,8 +180,14 @@ def check_derived(
         return
     subject, named = checks.subject(path), origin.provenance
     for name, expected in named.inputs.items():
-        if again is not None and again(name, named) == expected:
+        made = None if again is None else again(name, named)
+        if made == OTHER_CODE:
+            reason = f"its input {name} was made in memory by other code, which is not here"
+            checks.add("input", subject, "not_evaluable", reason, expected=expected)
+            continue
+        if made == expected:
             checks.add("input", subject, "pass", "")
+            checks.remade.add(expected)
             continue
         inputs = [run / name] if run is not None else _places(name, places or Analyses())
         _check_input(checks, subject, name, expected, inputs, certain=run is not None)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from opprof.integrity.stretches import MIN_CHARS
+from opprof.integrity.normalize import MIN_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,20 +97,23 @@ def _only_labels(text: bytes, start: int) -> bool:
     """Tell whether the string or the array of strings at ``start`` holds short ones only."""
     if text[start : start + 1] != b"[":
         match = _STRING.match(text, start)
-        return match is not None and _is_short(match)
+        if match is None and text[start : start + 1] == b'"':
+            # Cut by the end of this stretch; the next one begins before it and holds it whole.
+            return _is_short(text[start + 1 :])
+        return match is not None and _is_short(match.group(1))
     depth = 0
     for match in _ITEM.finditer(text, start, start + _LABELS_BYTES):
         if match.group(1) is None:
             depth += 1 if match.group() == b"[" else -1
             if not depth:
                 break
-        elif not _is_short(match):
+        elif not _is_short(match.group(1)):
             return False
     return True
 
 
-def _is_short(string: re.Match[bytes]) -> bool:
-    return len(string.group(1).decode("utf-8", "replace")) < MIN_CHARS
+def _is_short(string: bytes) -> bool:
+    return len(string.decode("utf-8", "replace")) < MIN_CHARS
 
 
 @cache

@@ -14,6 +14,7 @@ from opprof.artifacts.sanity import Sanity
 from opprof.code_hash import code_sha256
 from opprof.errors import OpprofError
 from opprof.files import sha256_bytes, sha256_file
+from opprof.integrity.derived import OTHER_CODE
 from opprof.protocol import Protocol, load_protocol
 
 _ARTEFACTS = ("layer1", "kernels", "waste", "sanity")
@@ -28,15 +29,17 @@ class Reanalysis:
         self._made: dict[tuple[str, str], RunAnalysis | None] = {}
 
     def __call__(self, name: str, named: Provenance) -> str | None:
-        """Return the hash of ``<run>/<artefact>.json``; None where the stored one is meant, the
-        code is another one, or the protocol or the run is not here."""
+        """Return the hash of ``<run>/<artefact>.json``; None where the stored one is meant, or the
+        protocol or the run is not here; :data:`OTHER_CODE` where other code made it."""
         run, _, file = name.partition("/")
         artefact = file.removesuffix(".json")
         protocol_sha256 = named.protocol_sha256
         if protocol_sha256 is None or artefact not in _ARTEFACTS or ".." in Path(run).parts:
             return None
-        if named.code_sha256 != code_sha256() or self._stored(run) == protocol_sha256:
+        if self._stored(run) == protocol_sha256:
             return None
+        if named.code_sha256 != code_sha256():
+            return OTHER_CODE
         key = (run, protocol_sha256)
         if key not in self._made:
             self._made[key] = self._analyse(run, protocol_sha256)

@@ -22,6 +22,7 @@ from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
 from opprof.mapping.classify import CompiledRule, MappingTable, is_plain
 from opprof.mapping.families import FAMILY_PRIORITY, RULE_FAMILIES
+from opprof.toml_file import decode_toml
 
 BUILTIN_VERSIONS: tuple[str, ...] = ("v1", "v2")
 _LIMIT_BYTES = 1 << 20
@@ -124,12 +125,9 @@ def parse_table(data: bytes, *, source: str) -> LoadedTable:
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
         raise InputError("a table has LF line ends and no byte order mark", path=source)
     try:
-        file = msgspec.toml.decode(data, type=TableFile)
+        file = msgspec.convert(decode_toml(data, source=source), TableFile)
     except msgspec.ValidationError as error:
         raise SchemaError(str(error), path=source) from error
-    except (msgspec.DecodeError, ValueError) as error:
-        # tomllib's error and UnicodeDecodeError are both ValueErrors; they name line and column.
-        raise InputError(f"no valid TOML: {error}", path=source) from error
     _check_order(file, source)
     sets = {name: _expand(file.sets, name, source) for name in file.sets}
     digest = sha256_bytes(data)

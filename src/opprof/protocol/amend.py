@@ -9,13 +9,14 @@ Source: protocol, "Any change ... requires a dated amendment", and its section "
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from opprof.errors import InputError, SchemaError, StateConflict
+from opprof.errors import InputError, StateConflict
 from opprof.files import sha256_bytes
 from opprof.protocol import edit
 from opprof.protocol.check import check_protocol
@@ -32,7 +33,9 @@ from opprof.protocol.load import Protocol, parse_protocol
 from opprof.protocol.model import Amendment
 
 _FIXED = frozenset({"schema", "id", "status", "date", "freeze", "amendments", "open_decisions"})
-_EMPTY, _EMPTY_MARK = "amendments = []", "# amendments = []"
+_EMPTY = re.compile(r"(?m)^(?=amendments *= *\[ *\])")
+_EMPTY_MARK = re.compile(r"(?m)^# (?=amendments *= *\[ *\])")
+"""An empty list in the root stands in the way of the first ``[[amendments]]`` table."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def amend_protocol(
     values += _freeze_values(frozen, text, draft, request, here)
     text = _insert_block(_applied(text, values), _block(request, values, frozen.sha256))
     data = edit.sealed(text).encode()
-    made = parse_protocol(data, source=frozen.source)
+    made = _parsed(data, frozen.source)
     if problems := check_protocol(made.file):
         raise InputError(f"unsound when amended: {'; '.join(problems)}", path=frozen.source)
     if len(made.file.amendments) != len(frozen.file.amendments) + 1 or (
@@ -145,15 +148,19 @@ def _applied(text: str, values: Sequence[_Value]) -> str:
 
 def _check_meaning(frozen: Protocol, text: str, values: Sequence[_Value]) -> None:
     """The new values fit the schema, and exactly the named keys differ."""
-    try:
-        made = parse_protocol(text.encode(), source=frozen.source)
-    except SchemaError as error:
-        # Lines of a file that does not exist would mislead.
-        raise SchemaError(error.reason, path=frozen.source) from error
+    made = _parsed(text.encode(), frozen.source)
     changed = [change.key for change in diff(frozen.file, made.file)]
     for value in values:
         if not any(key == value.key or key.startswith(value.key + ".") for key in changed):
             raise InputError(f"{value.key} is {value.old or 'at its default'} already")
+
+
+def _parsed(data: bytes, source: str) -> Protocol:
+    try:
+        return parse_protocol(data, source=source)
+    except InputError as error:
+        # Lines of a file that does not exist would mislead.
+        raise type(error)(error.reason, path=source) from error
 
 
 def _freeze_values(
@@ -215,12 +222,11 @@ def _short(literal: str) -> str:
 def _insert_block(text: str, block: Sequence[str]) -> str:
     """Add an amendment behind the last one, or before ``[freeze]`` where it is the first."""
     rows = edit.header_rows(text, "amendments")
-    lines = text.split("\n")
     if rows:
+        lines = text.split("\n")
         _, at = edit.block_at(text, rows[-1])
     else:
-        if _EMPTY in lines:
-            lines[lines.index(_EMPTY)] = _EMPTY_MARK
+        lines = _EMPTY.sub("# ", text, count=1).split("\n")
         at = lines.index("[freeze]") - 1
     return "\n".join([*lines[:at], "", *block, *lines[at:]])
 
@@ -246,10 +252,7 @@ def undo_amendment(data: bytes, previous_sha256: str) -> bytes:
     replaced = [(value.path, value.old) for value in values if value.old is not None]
     text = edit.sealed(edit.replace_all(text, replaced))
     if len(rows) == 1 and sha256_bytes(text.encode()) != previous_sha256:
-        lines = text.split("\n")
-        if _EMPTY_MARK in lines:
-            lines[lines.index(_EMPTY_MARK)] = _EMPTY
-        text = edit.sealed("\n".join(lines))
+        text = edit.sealed(_EMPTY_MARK.sub("", text, count=1))
     return text.encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from opprof.artifacts.kernels import FAMILIES
+from opprof.protocol.base import is_date
 from opprof.protocol.check_commands import check_commands, variables_of
 from opprof.protocol.design import cells, design
 from opprof.protocol.model import ProtocolFile
@@ -18,6 +19,9 @@ WASTE_METRICS = (
     "CV_moe",
 )
 _ESTIMATE_TOLERANCE_HOURS = 0.1
+_BINS_MAX = 1_000_000
+_DRAWS_MAX = 10_000_000
+"""What fits into the memory of one machine; no measurement is decided by them."""
 
 
 def check_protocol(protocol: ProtocolFile) -> list[str]:
@@ -26,6 +30,8 @@ def check_protocol(protocol: ProtocolFile) -> list[str]:
         *_duplicates(protocol),
         *_references(protocol),
         *_domains(protocol),
+        *_dates(protocol),
+        *_sizes(protocol),
         *_status(protocol),
         *_stops(protocol),
         *check_commands(protocol),
@@ -45,12 +51,29 @@ def _duplicates(protocol: ProtocolFile) -> list[str]:
         "amendments (id and title)": [f"{a.id} {a.title}" for a in protocol.amendments],
         "open_decisions.number": [str(row.number) for row in protocol.open_decisions],
         "ranking.families": list(protocol.ranking.families),
+        "representativeness.features": list(protocol.representativeness.features),
+        "confirmations.patterns": protocol.confirmations.patterns,
+        "mapping.alternatives": protocol.mapping.alternatives,
+        **_regimes(protocol),
+        "waste.raggedness_cohorts": [str(n) for n in protocol.waste.raggedness_cohorts],
+        "statistics.percentiles": [str(n) for n in protocol.statistics.percentiles],
     }
     return [
         f"{key}: {value!r} occurs twice"
         for key, values in lists.items()
         for value in sorted({v for v in values if values.count(v) > 1})
     ]
+
+
+def _regimes(protocol: ProtocolFile) -> dict[str, list[str]]:
+    """Patterns side by side in a regime: run and folder of each have the pattern's name."""
+    rule = protocol.colocation
+    if rule is None:
+        return {}
+    return {
+        f"colocation.backgrounds_{name} with colocation.pattern": [rule.pattern, *patterns]
+        for name, patterns in (("eight", rule.backgrounds_eight), ("four", rule.backgrounds_four))
+    }
 
 
 def _references(protocol: ProtocolFile) -> list[str]:
@@ -79,6 +102,8 @@ def _references(protocol: ProtocolFile) -> list[str]:
     if partial is not None:
         used_patterns["partial_matrix.h1a_patterns"] = partial.h1a_patterns
         used_patterns["partial_matrix.incomplete_cells"] = [p for p, _ in partial.incomplete_cells]
+        contrasts = [p for pair in partial.not_evaluable_contrasts for p in pair]
+        used_patterns["partial_matrix.not_evaluable_contrasts"] = contrasts
         used_configs["partial_matrix.incomplete_cells"] = [c for _, c in partial.incomplete_cells]
     return [
         *_unknown("pattern", used_patterns, patterns),
@@ -118,11 +143,27 @@ def _domains(protocol: ProtocolFile) -> list[str]:
         for a, _ in protocol.h1b.contrasts
         if a not in irregular
     ]
+    problems += [
+        f"h1b.contrasts: {a!r} is compared with itself" for a, b in protocol.h1b.contrasts if a == b
+    ]
     undeclared = sorted(
         {name for row in protocol.patterns for name in variables_of(row.manifest)}
         - set(protocol.variables)
     )
     return problems + [f"variables: ${{{name}}} is used but not declared" for name in undeclared]
+
+
+def _dates(protocol: ProtocolFile) -> list[str]:
+    dates = {"date": protocol.date}
+    dates |= {f"amendments.{row.id}.date": row.date for row in protocol.amendments}
+    dates |= {
+        f"open_decisions.{row.number}.approved": row.approved
+        for row in protocol.open_decisions
+        if row.approved is not None
+    }
+    if protocol.freeze is not None:
+        dates["freeze.date"] = protocol.freeze.date
+    return [f"{key}: {text!r} is no day" for key, text in dates.items() if not is_date(text)]
 
 
 def _status(protocol: ProtocolFile) -> list[str]:
@@ -135,6 +176,28 @@ def _status(protocol: ProtocolFile) -> list[str]:
         for row in protocol.open_decisions
         if row.approved is None
     ]
+
+
+def _sizes(protocol: ProtocolFile) -> list[str]:
+    """What a decision cannot be made of: it would be found out after the last run."""
+    problems = [
+        f"{key}: empty, and something of it is needed for a decision"
+        for key, values in (
+            ("ranking.families", protocol.ranking.families),
+            ("representativeness.features", protocol.representativeness.features),
+        )
+        if not values
+    ]
+    rule = protocol.statistics
+    bins = protocol.timeline.clean_s / rule.bin_s
+    if bins > _BINS_MAX:
+        problems.append(
+            f"statistics.bin_s: {bins:.3g} bins in the clean seconds of a run, {_BINS_MAX} at most"
+        )
+    for key in ("bootstrap_resamples", "permutations"):
+        if getattr(rule, key) > _DRAWS_MAX:
+            problems.append(f"statistics.{key}: {getattr(rule, key)}, {_DRAWS_MAX} at most")
+    return problems
 
 
 def _stops(protocol: ProtocolFile) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from opprof.protocol.model import Config, Pattern, ProtocolFile
@@ -18,6 +19,7 @@ RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", GPU_IDS, "RUN_DIR"})
 """Filled by the campaign for each run: tensor parallel size, the profiler's folder, the server's
 port, the GPUs as ``CUDA_VISIBLE_DEVICES`` lists them, and the run directory."""
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SWITCHES = (
     ("chunked_prefill", "--enable-chunked-prefill", "--no-enable-chunked-prefill"),
@@ -49,12 +51,22 @@ def check_commands(protocol: ProtocolFile) -> list[str]:
     ]
 
 
+def usable_environment(name: str) -> bool:
+    """Tell whether a server may be given this variable: a plain name, none of the campaign's."""
+    return bool(_NAME.fullmatch(name)) and not name.startswith("OPPROF_")
+
+
 def variables_of(text: str) -> list[str]:
     """Return the names of the ``${VARIABLES}`` in a template."""
     return _VARIABLE.findall(text)
 
 
 def _variables(protocol: ProtocolFile) -> Iterator[str]:
+    for name in protocol.variables:
+        if not _NAME.fullmatch(name):
+            yield f"variables: {name!r} is no name of letters, digits and underscores"
+        elif name in RUN_VARIABLES:
+            yield f"variables.{name}: is filled for each run and cannot be the site's"
     server = protocol.server
     texts = {"server.command": server.command, "pinned.model": protocol.pinned.model}
     texts |= {f"server.environment.{name}": text for name, text in server.environment.items()}
@@ -68,6 +80,8 @@ def _variables(protocol: ProtocolFile) -> Iterator[str]:
 
 def _environment(protocol: ProtocolFile) -> Iterator[str]:
     for name, text in protocol.server.environment.items():
+        if not usable_environment(name):
+            yield f"server.environment: {name!r} is no variable that a protocol can set"
         wanted = _SET_BY_CAMPAIGN.get(name, text)
         if text != wanted:
             yield f"server.environment.{name}: {text!r}, a campaign sets {wanted!r}"
@@ -123,13 +137,61 @@ def _flags(row: Config, words: Sequence[str]) -> Iterator[str]:
 
 def _manifest(row: Pattern, protocol: ProtocolFile) -> Iterator[str]:
     """The generator's command makes the row that it stands in."""
-    words = row.manifest.split()
+    where = f"patterns.{row.id}"
+    try:
+        words = shlex.split(row.manifest)
+    except ValueError as error:
+        yield f"{where}.manifest: {error}"
+        return
+    if words[:1] not in (["materialize"], ["materialize-private"]):
+        yield f"{where}.manifest: is no materialize or materialize-private"
+        return
+    given = dict(pairwise(words))
     wanted = {
         "--id": row.id,
         "--arrival": row.arrival,
+        "--num-requests": str(protocol.workload.num_requests),
         "--workload-seed": str(protocol.seeds.workload),
     }
     for flag, value in wanted.items():
-        found = words[words.index(flag) + 1] if flag in words[:-1] else value
+        found = given.get(flag, value)
         if found != value:
-            yield f"patterns.{row.id}.manifest: {flag} {found}, the protocol has {value}"
+            yield f"{where}.manifest: {flag} {found}, the protocol has {value}"
+    for key, made in _made_by(words[0], given).items():
+        if getattr(row, key) != made:
+            yield f"{where}.{key}: {getattr(row, key)}, its manifest's command makes {made}"
+
+
+def _made_by(command: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the classes that a row with this manifest command has; ``?`` for a missing flag."""
+
+    def of(flag: str) -> str:
+        return given.get(flag, "?")
+
+    if command == "materialize-private":
+        return {
+            "input": f"trace:max:{of('--max-input-tokens')}",
+            "output": f"trace-capped:{of('--output-cap')}",
+            "prefix": "natural",
+        }
+    output = f"fixed:{of('--output-fixed')}"
+    if given.get("--kind") == "prefix-pool":
+        pool = f"{of('--num-prefixes')}:{of('--prefix-len')}+{of('--suffix-fixed')}"
+        return {"input": f"prefix-pool:{pool}", "output": output, "prefix": "high"}
+    if "--input-mixture" in given:
+        lengths = f"mixture:{_mixture(given['--input-mixture'])}"
+    elif "--input-fixed" in given:
+        lengths = f"fixed:{given['--input-fixed']}"
+    else:
+        lengths = f"uniform:{of('--input-uniform')}"
+    return {"input": lengths, "output": output, "prefix": "none"}
+
+
+def _mixture(text: str) -> str:
+    try:
+        modes = json.loads(text)
+    except ValueError:
+        return "?"
+    if not isinstance(modes, dict):
+        return "?"
+    return ",".join(f"{mode}={weight}" for mode, weight in modes.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from opprof.errors import InputError
 from opprof.protocol.model import ProtocolFile
 
 
@@ -52,9 +53,16 @@ def execution_order(protocol: ProtocolFile) -> list[tuple[str, str]]:
 
 
 def design(protocol: ProtocolFile) -> Design:
-    """Compute every count and the expected cost of the campaign."""
+    """Compute every count and the expected cost of the campaign.
+
+    Raises:
+        InputError: a cell or the confirmations name a configuration that is not there.
+    """
     parallel = {row.id: row.tensor_parallel_size for row in protocol.configs}
     all_cells = cells(protocol)
+    used = [*(config for _, config in all_cells), protocol.confirmations.config]
+    if unknown := [config for config in used if config not in parallel]:
+        raise InputError(f"no configuration is called {unknown[0]!r}")
     gpus = [parallel[config] for _, config in all_cells]
     loads = 2
     windows_per_run = protocol.timeline.profile_windows

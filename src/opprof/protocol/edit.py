@@ -8,15 +8,16 @@ edit that met an unusual layout is refused instead of trusted.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from opprof.errors import InputError
 from opprof.files import sha256_bytes
+from opprof.toml_file import decode_toml
 
 _SEAL = re.compile(r'(?m)^seal = "([0-9a-f]{64})"$')
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 UNSEALED = "0" * 64
 Path = Sequence[str | int]
 """Keys from the root; an index stands for a row of an array of tables."""
@@ -28,10 +29,7 @@ def decode(text: str) -> dict[str, Any]:
     Raises:
         InputError: the text is no TOML.
     """
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"not TOML: {error}") from error
+    return decode_toml(text)
 
 
 def literal(text: str) -> str:
@@ -44,23 +42,36 @@ def literal(text: str) -> str:
     from tomlkit.exceptions import TOMLKitError
 
     try:
-        if list(tomllib.loads(f"value = {text}")) == ["value"]:
+        if list(decode(f"value = {text}")) == ["value"]:
             return str(tomlkit.value(text.strip()).as_string())
-    except (tomllib.TOMLDecodeError, TOMLKitError):
+    except (InputError, TOMLKitError):
         pass  # No TOML value: the text itself is meant.
-    return str(tomlkit.item(text).as_string())
+    return text_of(text)
 
 
 def value_of(raw: str) -> Any:
     """Return the value of a TOML literal."""
-    return tomllib.loads(f"value = {raw}")["value"]
+    return decode(f"value = {raw}")["value"]
 
 
 def text_of(value: Any) -> str:
     """Return a value as a TOML literal."""
     import tomlkit
 
-    return str(tomlkit.item(value).as_string())
+    return _utf8(str(tomlkit.item(value).as_string()))
+
+
+def _utf8(text: str) -> str:
+    """Refuse a text of a command line whose bytes are no UTF-8.
+
+    Raises:
+        InputError: quotes it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{text!r} is no UTF-8 text, which no file can hold") from error
+    return text
 
 
 def raw_at(text: str, path: Path) -> str:
@@ -106,6 +117,8 @@ def insert_key(text: str, path: Path, raw: str) -> str:
     Raises:
         InputError: the table is not written under a ``[header]`` of its own.
     """
+    if not _BARE.fullmatch(str(path[-1])):
+        raise InputError(f"{path[-1]!r} is no key that can be added: letters, digits, _ and -")
     lines = text.split("\n")
     _, end = _block(lines, path[:-1])
     return "\n".join([*lines[:end], f"{path[-1]} = {raw}", *lines[end:]])

@@ -8,7 +8,6 @@ Source: protocol, "Open decisions for the orchestrator" and stop condition 1 (ha
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from opprof.errors import InputError, StateConflict
 from opprof.files import sha256_bytes
 from opprof.protocol import edit
+from opprof.protocol.base import is_date
 from opprof.protocol.check import check_protocol
 from opprof.protocol.load import Protocol, parse_protocol
 from opprof.protocol.model import Freeze, ProtocolFile
@@ -123,13 +123,16 @@ def _approved(draft: Protocol, approvals: Approvals, date: str) -> dict[int, str
             listed = ", ".join(map(str, open_now)) or "none"
             raise InputError(f"decision {number} is not open (open: {listed})", path=draft.source)
     if approvals.rest is not None and not approvals.by:
-        raise InputError("approving all open decisions needs the name of who does it")
+        raise InputError("--approve-all needs --by NAME: who approves")
     check_date(date)
     result = dict(approvals.numbers)
     left = [number for number in open_now if number not in result]
     if left and approvals.rest is None:
         listed = ", ".join(map(str, left))
-        raise StateConflict(f"decisions without approval: {listed}", path=draft.source)
+        raise StateConflict(
+            f"decisions without approval: {listed} (--approve N, or --approve-all --by NAME)",
+            path=draft.source,
+        )
     return result | {number: check_date(approvals.rest or date) for number in left}
 
 
@@ -266,9 +269,6 @@ def check_date(text: str) -> str:
     Raises:
         InputError: it is no day of the calendar, written ``YYYY-MM-DD``.
     """
-    try:
-        if datetime.date.fromisoformat(text).isoformat() == text:
-            return text
-    except ValueError:
-        pass  # The message below says what is wanted.
-    raise InputError(f"{text!r} is no date of the form YYYY-MM-DD")
+    if not is_date(text):
+        raise InputError(f"{text!r} is no date of the form YYYY-MM-DD")
+    return text

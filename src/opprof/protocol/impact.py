@@ -25,6 +25,8 @@ _REJUDGED_PATTERN_FIELDS = frozenset({"drain_budget_s", "warmup_rule"})
 _EXECUTED_GATES = frozenset({"drain_watchdog_s", "profile_window_watchdog_s"})
 """They end a run; no kept data say how it would have gone on."""
 _REJUDGED_KINDS = frozenset({"gate", "threshold", "mapping"})
+_NAMED_RUNS = 3
+"""Of the runs that stand in an amendment's way, how many a message names."""
 _UNTOUCHING = frozenset({"seeds.execution_order", "partial_matrix"})
 """Order, and what a matrix that ended early may support: no run's own verdict depends on them."""
 
@@ -138,20 +140,25 @@ def check_amendment(old: Protocol, new: Protocol, started_runs: Iterable[Started
         return problems
     touched = impact(old.file, new.file)
     rejudged = {value.key for row in added if row.rejudge for value in row.values}
+    started = list(started_runs)
     return [
         problem
-        for run in started_runs
-        for touch in touched.on(run)
-        for problem in _refusal(run, touch, rejudged)
+        for touch in touched.touches
+        for problem in _refusal([run.run for run in started if touch.touches(run)], touch, rejudged)
     ]
 
 
-def _refusal(run: StartedRun, touch: Touch, rejudged: set[str]) -> Sequence[str]:
-    key = touch.change.key
+def _refusal(begun: Sequence[str], touch: Touch, rejudged: set[str]) -> Sequence[str]:
+    """Say why a change may not be made; ``begun``: the runs it touches that have begun."""
+    if not begun:
+        return []
+    key, named = touch.change.key, ", ".join(begun[:_NAMED_RUNS])
+    if len(begun) > _NAMED_RUNS:
+        named += f" and {len(begun) - _NAMED_RUNS} more"
     if not touch.rejudgeable:
-        return [f"{key} touches {run.run}, which has begun, and kept data cannot answer it"]
+        return [f"{key} touches what has begun ({named}), and kept data cannot answer it"]
     if not any(key == value or key.startswith(value + ".") for value in rejudged):
-        return [f"{key} touches {run.run}, which has begun; amend with --rejudge to judge it again"]
+        return [f"{key} touches what has begun ({named}); amend with --rejudge to judge it again"]
     return []
 
 

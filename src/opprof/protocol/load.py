@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 import re
 import string
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import inspect
 
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
 from opprof.protocol.model import Config, Pattern, ProtocolFile
+from opprof.toml_file import decode_toml
 
 ENVIRONMENT_VARIABLE = "OPPROF_PROTOCOL"
 PACKAGED = "phase3"
 _LIMIT_BYTES = 4 << 20
 _EXACT_MAX = 1 << 53
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_PROSE = frozenset(
+    ("title", "cell", "purpose", "text", "superseded", "summary", "reason", "command", "manifest")
+)
+"""Keys whose text may have several lines: prose, and commands, which are split into words."""
 
 
 @dataclass(frozen=True)
@@ -73,40 +79,46 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
 
     Raises:
         InputError: the bytes are no UTF-8 TOML.
-        SchemaError: a key is missing, unknown or of the wrong type, or a number is one that no
-            record holds exactly.
+        SchemaError: a key is missing, unknown or of the wrong type, a number is one that no
+            record holds exactly, or a text holds a character that no record shows.
     """
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError("not UTF-8 text", path=source, offset=error.start) from error
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"not TOML: {error}", path=source, line=_toml_line(str(error))) from error
-    if (key := _unusable_number(tree, "$")) is not None:
-        reason = f"does not fit the protocol schema: no finite number below 2^53 - at `{key}`"
+    tree = decode_toml(data, source=source)
+    text = data.decode()
+    if (problem := _unusable(tree, "$", "")) is not None:
+        reason = f"does not fit the protocol schema: {problem}"
         raise SchemaError(reason, path=source, line=_key_line(text, reason))
     try:
         file = msgspec.convert(tree, ProtocolFile)
     except msgspec.ValidationError as error:
-        line = _key_line(text, str(error))
-        raise SchemaError(
-            f"does not fit the protocol schema: {error}", path=source, line=line
-        ) from (error)
+        reason = f"does not fit the protocol schema: {error}{_allowed(str(error))}"
+        raise SchemaError(reason, path=source, line=_key_line(text, reason)) from error
     return Protocol(file=file, sha256=sha256_bytes(data), source=source, data=data)
 
 
-def _unusable_number(value: object, key: str) -> str | None:
-    """Return the key of a number that is infinite, none, or beyond what JSON holds exactly."""
+def _unusable(value: object, key: str, name: str) -> str | None:
+    """Return what no record can hold: a number beyond what JSON holds exactly, a control character.
+
+    ``key``: path of the value; ``name``: the last key in it, which lists inherit.
+    """
+    found: Iterator[str | None]
     if isinstance(value, dict):
-        found = (_unusable_number(each, f"{key}.{name}") for name, each in value.items())
+        inside = ((f"{key}.{each}", each, held) for each, held in value.items())
+        found = (_hidden(each, path) or _unusable(held, path, each) for path, each, held in inside)
     elif isinstance(value, list):
-        found = (_unusable_number(each, f"{key}[{index}]") for index, each in enumerate(value))
+        found = (_unusable(each, f"{key}[{index}]", name) for index, each in enumerate(value))
+    elif isinstance(value, str):
+        prose = name in _PROSE or key.startswith(("$.variables.", "$.amendments["))
+        return _hidden(re.sub(r"[\n\t]", "", value) if prose else value, key)
     else:
         fits = not isinstance(value, int | float) or abs(value) < _EXACT_MAX
-        return None if fits else key
+        return None if fits else f"no finite number below 2^53 - at `{key}`"
     return next((each for each in found if each is not None), None)
+
+
+def _hidden(text: str, key: str) -> str | None:
+    match = _CONTROL.search(text)
+    shown = key.encode("unicode_escape").decode()
+    return match and f"the character {match.group()!r} shows nothing - at `{shown}`"
 
 
 def expand(template: str, variables: Mapping[str, str]) -> str:
@@ -126,17 +138,33 @@ def expand(template: str, variables: Mapping[str, str]) -> str:
         raise InputError(f"bad variable in {template!r}: {error}") from error
 
 
-def _toml_line(message: str) -> int | None:
-    match = re.search(r"at line (\d+)", message)
-    return int(match.group(1)) if match else None
+def _allowed(message: str) -> str:
+    """Return the values of the key that msgspec's message calls no enum value; else nothing."""
+    if "Invalid enum value" not in message:
+        return ""
+    found: inspect.Type = inspect.type_info(ProtocolFile)
+    for name in _key_path(message):
+        if isinstance(found, inspect.StructType) and isinstance(name, str):
+            found = next(each.type for each in found.fields if each.encode_name == name)
+        if isinstance(found, inspect.UnionType):
+            found = next(each for each in found.types if not isinstance(each, inspect.NoneType))
+        if isinstance(found, inspect.ListType):
+            found = found.item_type
+    values = found.values if isinstance(found, inspect.LiteralType) else ()
+    return f" (one of {', '.join(map(repr, values))})" if values else ""
+
+
+def _key_path(message: str) -> list[str | int]:
+    """Return the keys and places in lists that msgspec's message leads through."""
+    path = re.search(r"`\$((?:\.[\w-]+|\[[^\]]*\])*)`", message)
+    keys = re.findall(r"\.([\w-]+)|\[(\d+)\]", path.group(1)) if path else []
+    return [name or int(index) for name, index in keys]
 
 
 def _key_line(text: str, message: str) -> int | None:
     """Find the line of the key that msgspec's message names, where the path leads to one."""
     unknown = re.search(r"unknown field `([^`]+)`", message)
-    path = re.search(r"`\$((?:\.[\w-]+|\[[^\]]*\])*)`", message)
-    keys = re.findall(r"\.([\w-]+)|\[(\d+)\]", path.group(1)) if path else []
-    names = [name or int(index) for name, index in keys]
+    names = _key_path(message)
     if unknown:
         names.append(unknown.group(1))
     return _walk(text.splitlines(), names)

@@ -83,6 +83,8 @@ __all__ = [
 ]
 
 SCHEMA = 1
+ID_LENGTH_MAX = 64
+"""Names of runs, files and kernel names are made of ids, two to a name; the kernel has limits."""
 
 
 class Pinned(Table, frozen=True):
@@ -109,7 +111,7 @@ class Seeds(Table, frozen=True):
 class Pattern(Table, frozen=True):
     """One row of the pattern-cell table."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$", max_length=ID_LENGTH_MAX)]
     cell: str
     input: str
     output: str
@@ -146,7 +148,7 @@ class PrivateSource(Table, frozen=True):
 class Config(Table, frozen=True):
     """One server configuration with the values that must be effective."""
 
-    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=ID_LENGTH_MAX)]
     tensor_parallel_size: PositiveInt
     max_num_seqs: PositiveInt
     max_num_batched_tokens: PositiveInt
@@ -360,7 +362,7 @@ class ProtocolFile(Table, frozen=True):
     """The whole file."""
 
     schema: Literal[1]
-    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=ID_LENGTH_MAX)]
     title: str
     status: Literal["draft", "frozen"]
     date: Date

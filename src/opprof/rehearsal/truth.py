@@ -26,7 +26,6 @@ decision and decides the exit code.
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,6 +40,7 @@ from opprof.client.gates import NAMES as CLIENT_GATES
 from opprof.engines.sim.effects import FAMILY_PARTS, Effects, Lead, Neighbour
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
+from opprof.toml_file import decode_toml
 
 _LIMIT_BYTES = 1 << 20
 
@@ -208,10 +208,7 @@ def load_truth(path: Path | None, patterns: list[str], configs: list[str] | None
     if path is None:
         return NOTHING
     data = read_bytes(path, limit_bytes=_LIMIT_BYTES)
-    try:
-        tree = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"not TOML: {error}", path=path) from error
+    tree = decode_toml(data, source=str(path))
     try:
         file = msgspec.convert(tree, TruthFile)
     except msgspec.ValidationError as error:

@@ -178,14 +178,24 @@ def decision_trouble(decision: Decision, runs: Sequence[RunView]) -> tuple[str, 
 
 def _named(views: Sequence[RunView], sources: Sequence[Source]) -> tuple[RunView, ...]:
     """Sort the runs, and tell apart those whose identities coincide by their folders."""
-    labels = [view.label for view in views]
+    alike: dict[str, list[Path]] = {}
+    for view, source in zip(views, sources, strict=True):
+        alike.setdefault(view.label, []).append(source.folder.resolve())
     told = [
-        msgspec.structs.replace(view, note=source.folder.resolve().name)
-        if labels.count(view.label) > 1
+        msgspec.structs.replace(view, note=_tail(source.folder.resolve(), alike[view.label]))
+        if len(alike[view.label]) > 1
         else view
         for view, source in zip(views, sources, strict=True)
     ]
     return tuple(sorted(told, key=_order))
+
+
+def _tail(folder: Path, among: Sequence[Path]) -> str:
+    """Return the last parts of a path, as many as tell it from the others."""
+    for count in range(1, len(folder.parts)):
+        if sum(other.parts[-count:] == folder.parts[-count:] for other in among) == 1:
+            return "/".join(folder.parts[-count:])
+    return str(folder)
 
 
 def _order(view: RunView) -> tuple[str, str, str, str, str]:

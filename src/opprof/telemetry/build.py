@@ -49,6 +49,7 @@ _TABLE = (
     "preemptions",
     "resumed_requests",
     "recomputed_tokens",
+    "profiled",
     "prefix_queries",
     "prefix_hits",
     "hit",
@@ -189,6 +190,7 @@ class ColumnBuilder:
             self._check_range(name, values, _TIME_MAX if name in _TIMES else _COUNT_MAX)
         executed: Bool = by_name.pop("model_executed").astype(np.bool_)
         hit: Bool = by_name.pop("hit").astype(np.bool_)
+        profiled: Bool = by_name.pop("profiled").astype(np.bool_)
         mode = self._whole("mode")
         faults = graph_fault_masks(
             executed, mode, hit, by_name["unpadded_tokens"], by_name["bucket_tokens"]
@@ -199,6 +201,7 @@ class ColumnBuilder:
         return StepColumns(
             **by_name,
             model_executed=executed,
+            profiled=profiled,
             kv_usage=self._whole("kv_usage"),
             mode=mode,
             hit=hit,
@@ -260,6 +263,7 @@ def _whole_steps(steps: Sequence[Step]) -> list[tuple[int | None, ...]]:
             step.preemptions,
             step.resumed_requests,
             step.recomputed_tokens,
+            step.profiled,
             step.prefix_queries,
             step.prefix_hits,
             step.graph.hit,  # type: ignore[union-attr]

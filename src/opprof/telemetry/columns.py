@@ -66,6 +66,8 @@ class StepColumns:
     preemptions: Int64
     resumed_requests: Int64
     recomputed_tokens: Int64
+    profiled: Bool
+    """By the recorder's own word a profiler window was open during the step."""
     kv_usage: Float64
     prefix_queries: Int64
     """``NULL_COUNT`` for null."""

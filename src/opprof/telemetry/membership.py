@@ -68,14 +68,15 @@ def overlapping_rows(columns: StepColumns, start_mono_ns: int, end_mono_ns: int)
 def leaked_rows(
     columns: StepColumns, clean: Members, intervals: Sequence[Interval]
 ) -> dict[str, Int64]:
-    """Rows of the clean union that overlap a profile or recovery interval: must all be empty.
+    """Rows of the clean union that were profiled or recovering: must all be empty.
 
-    A profile interval is taken with its endpoint calls, from just before ``/start_profile`` to its
-    end. Keys are ``profile0``, ``recovery1`` …
+    Keys are ``profile0``, ``recovery1`` … for rows that overlap such an interval of the client, a
+    profile interval taken from just before ``/start_profile`` to its end; and ``recorded`` for rows
+    of which the recorder says that a profiler window was open, whoever opened it.
     """
     import numpy as np
 
-    found: dict[str, Int64] = {}
+    found: dict[str, Int64] = {"recorded": clean.rows[columns.profiled[clean.rows]]}
     for interval in intervals:
         if interval.kind not in ("profile", "recovery"):
             continue

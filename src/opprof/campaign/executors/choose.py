@@ -38,7 +38,7 @@ async def open_executor(
     grace_s = options.limits.grace_s
     if campaign.executor == "local":
         yield (
-            LocalExecutor(ProcessTable(), host, grace_s=grace_s, folder=folder),
+            LocalExecutor(ProcessTable(), host, grace_s=grace_s),
             (host.topology(),),
         )
         return

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -27,7 +26,15 @@ import msgspec
 
 from opprof.artifacts.campaign import Campaign, RunRecord
 from opprof.artifacts.environment import Topology
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome, PlaceLost
+from opprof.campaign.attempt import (
+    AttemptSpec,
+    CleanedUp,
+    Halt,
+    Journal,
+    Meeting,
+    Outcome,
+    PlaceLost,
+)
 from opprof.campaign.executors import frames
 from opprof.campaign.executors.ray_cluster import (
     Node,
@@ -42,7 +49,7 @@ from opprof.campaign.executors.ray_cluster import (
 from opprof.campaign.executors.ray_errand import Courier, Errand, Station, lost_worker
 from opprof.campaign.executors.ray_node import Warden
 from opprof.campaign.executors.ray_worker import ENTRY
-from opprof.campaign.store import Store
+from opprof.campaign.processes import Ended
 from opprof.errors import EnvironmentFailure, InputError, OpprofError
 from opprof.files import read_bytes
 
@@ -157,14 +164,14 @@ class RayExecutor:
         except NodeSilent as error:
             return await self._after_loss(station, spec, errand, error)
 
-    async def clean_up(self, campaign: str) -> list[str]:
+    async def clean_up(self, campaign: str) -> CleanedUp:
         """End what an earlier controller left on any node, and bring home what it left there."""
         assert campaign == self._campaign.id
-        lines: list[str] = []
+        found = CleanedUp([], [])
         for station in self._living():
-            lines += await self._end(station, None, self._grace_s)
-            lines += await self._bring_kept(station)
-        return lines
+            found.ended.extend(await self._end(station, None, self._grace_s))
+            found.lines.extend(await self._bring_kept(station))
+        return found
 
     # -------------------------------------------------------------------------- stations
 
@@ -217,18 +224,9 @@ class RayExecutor:
             mine.unlink(missing_ok=True)
             theirs.unlink(missing_ok=True)
 
-    async def _end(self, station: Station, run: str | None, grace_s: float) -> list[str]:
-        """End what is the campaign's on a node; a lost mark is made up for by the records."""
-        runs = Store(self._folder, wall_ns=time.time_ns).runs()
-        records = [
-            process
-            for each in runs
-            if run in (None, each.run)
-            for attempt in each.attempts
-            for process in attempt.processes
-        ]
-        folder = str(self._folder) if station.shared else ""
-        found: list[str] = await self._ask(station, "end", run, grace_s, records, folder)
+    async def _end(self, station: Station, run: str | None, grace_s: float) -> list[Ended]:
+        """End what is the campaign's on a node."""
+        found: list[Ended] = await self._ask(station, "end", run, grace_s)
         return found
 
     async def _ask(self, station: Station, method: str, *arguments: Any) -> Any:
@@ -252,8 +250,8 @@ class RayExecutor:
         name = station.node.name
         if not await self._is_dead(station.node):
             try:
-                for line in await self._end(station, spec.run, 0.0):
-                    self._say(line)
+                for each in await self._end(station, spec.run, 0.0):
+                    self._say(each.line)
                 await errand.bring_home()
                 return lost_worker(frames.Gone([], f"the node {name} lives; {error}"))
             except NodeSilent as second:
@@ -263,8 +261,8 @@ class RayExecutor:
         # Its machine may be alive and reachable through another node of it.
         for other in self._living():
             if other.node.identity.boot_id == station.node.identity.boot_id:
-                for line in await self._end(other, spec.run, 0.0):
-                    self._say(line)
+                for each in await self._end(other, spec.run, 0.0):
+                    self._say(each.line)
                 break
         raise PlaceLost(f"the Ray node {name} was lost: {error}") from error
 

@@ -22,7 +22,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from opprof.artifacts.campaign import ProcessRecord
 from opprof.artifacts.environment import GpuDevice, Topology
 from opprof.campaign.executors import frames, shipping
 from opprof.campaign.executors.ray_worker import RAYLET_VARIABLE, node_environment
@@ -30,8 +29,10 @@ from opprof.campaign.processes import (
     ATTEMPT_VARIABLE,
     CAMPAIGN_VARIABLE,
     RUN_VARIABLE,
+    Ended,
     ProcessTable,
     end_marked,
+    ended,
 )
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import sha256_file
@@ -171,25 +172,10 @@ class Warden:
 
     # --------------------------------------------------------------------------- processes
 
-    def end(
-        self, run: str | None, grace_s: float, records: Sequence[ProcessRecord], folder: str
-    ) -> list[str]:
-        """End everything on this machine that is the campaign's; return a line for each.
-
-        That is what carries its mark, and what belongs to a recorded session of this boot and
-        works below the campaign's folder, or below the scratch folder where ``folder`` is empty.
-        """
-        met = asyncio.run(
-            end_marked(
-                ProcessTable(),
-                self._campaign,
-                run=run,
-                grace_s=grace_s,
-                records=records,
-                folder=Path(folder) if folder else self._scratch,
-            )
-        )
-        return [f"{self._name}: ended pid {seen.pid} of group {seen.pgid}" for seen in met]
+    def end(self, run: str | None, grace_s: float) -> list[Ended]:
+        """End everything on this machine that is the campaign's; return what was met."""
+        met = asyncio.run(end_marked(ProcessTable(), self._campaign, run=run, grace_s=grace_s))
+        return ended(met, f"{self._name}: ")
 
 
 class Bridge:
@@ -200,7 +186,6 @@ class Bridge:
         self._reader = self._writer = -1
         self._start: frames.Start | None = None
         self._log = Path()
-        self._records: list[ProcessRecord] = []
 
     def open(self, start: bytes, log: str) -> bytes:
         """Start the worker; return its first frame (its greeting, or why there is none)."""
@@ -269,25 +254,13 @@ class Bridge:
         data = frames.read_frame(self._reader)
         if data is None:
             return frames.encode(self._gone())
-        frame = frames.decode_up(data)
-        if isinstance(frame, frames.Started):
-            self._records.append(frame.process)
         return data
 
     def _gone(self) -> frames.Gone:
         """The worker died: end what it left, and tell."""
         assert self._start is not None
         spec = self._start.spec
-        met = asyncio.run(
-            end_marked(
-                ProcessTable(),
-                spec.campaign.id,
-                run=spec.run,
-                grace_s=0.0,
-                records=self._records,
-                folder=Path(spec.folder),
-            )
-        )
+        met = asyncio.run(end_marked(ProcessTable(), spec.campaign.id, run=spec.run, grace_s=0.0))
         return frames.Gone([f"pid {seen.pid}" for seen in met], _tail(self._log))
 
 

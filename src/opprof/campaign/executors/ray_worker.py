@@ -29,6 +29,7 @@ from opprof.campaign.executors import frames
 from opprof.campaign.options import options_of
 from opprof.campaign.processes import ProcessTable, end_marked, own_record
 from opprof.errors import EnvironmentFailure, OpprofError
+from opprof.host.birthmark import birthmark, give_birthmark
 
 ENTRY = "opprof.campaign.run_attempt:run_attempt"
 RAYLET_VARIABLE = "RAY_RAYLET_PID"
@@ -211,6 +212,8 @@ def main() -> int:
     if not isinstance(start, frames.Start):
         return 1
     try:
+        # The environment names it as well, but only a birthmark lets others find and end it.
+        give_birthmark(0, birthmark(start.spec.campaign.id, start.spec.run))
         undo_ray(os.environ)
         os.environ.pop(RAYLET_VARIABLE)
         asyncio.run(serve(Wires(reader, writer), start, ProcessTable()))
