@@ -20,7 +20,7 @@ from opprof.campaign.plan import planned_runs
 from opprof.campaign.soundness import check_contents, check_records
 from opprof.campaign.store import Store, campaign_lock, is_locked, machine_lock, pretty
 from opprof.cli import main
-from opprof.errors import EnvironmentFailure, SchemaError, StateConflict
+from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
 from opprof.files import sha256_file
 from opprof.integrity.provenance import record_campaign
 from opprof.protocol import load_protocol
@@ -258,3 +258,10 @@ def bound_to(manifest: Path) -> Campaign:
         created_wall_ns=1,
         simulated=True,
     )
+
+
+@pytest.mark.parametrize("name", ["../campaign", "x/y", "", ".."])
+def test_a_run_is_a_name_and_no_path(store: Store, name: str) -> None:
+    (store.folder / "campaign.json").write_text("{}")
+    with pytest.raises(InputError, match="the campaign has no run"):
+        store.run(name)

@@ -79,6 +79,10 @@ def test_a_file_that_no_record_can_hold_is_one_error(text: str, reason: str) -> 
         (TEXT.replace("[variables]", '[variables]\n"a b" = "x"'), "variables: 'a b' is no name"),
         (TEXT.replace("[variables]", '[variables]\nTP = "x"'), "variables.TP: is filled"),
         *(
+            (changed("cpu_map", str(["x", "3-1", "", "9" * 5000, "4", "5", "6", "7"])), problem)
+            for problem in ("'x' is neither", "'3-1' is no range", "without a CPU", "9999' is")
+        ),
+        *(
             (
                 TEXT.replace("[server.environment]", f'[server.environment]\n"{name}" = "x"'),
                 f"server.environment: '{name}' is no variable",
@@ -148,6 +152,10 @@ def test_what_the_commands_are_given_ends_in_one_message(
         (("protocol", "show", str(unsound)), "no configuration is called 'C11'"),
         (("protocol", "check", "x" * 5000), "File name too long"),
         (("campaign", "status", str(tmp_path / ("x" * 300))), "File name too long"),
+        (("campaign", "logs", str(tmp_path)), "is no campaign folder"),
+        (("campaign", "resume", str(tmp_path)), "is no campaign folder"),
+        (("campaign", "plan", "phase3", "--gpus", "9" * 5000), "not a list of GPU"),
+        (("campaign", "plan", "phase3", "--time-scale", "1e308"), "between 1e-06 and 1e+06"),
     ):
         assert run(*words) == 2
         said = capsys.readouterr().err

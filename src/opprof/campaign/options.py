@@ -28,6 +28,8 @@ Positive = Annotated[float, Meta(gt=0)]
 
 RESERVED_VARIABLES = RUN_VARIABLES | {"PRIVATE"}
 """Filled in by the controller for each run; ``PRIVATE`` comes from ``--private``."""
+_SCALE_MAX = 1e6
+"""Of hours: microseconds and centuries are no time that a wait can have."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -225,10 +227,11 @@ def check_time_scale(scale: float, engine: Literal["vllm", "sim", "sim-virtual"]
     """Refuse a factor without a meaning.
 
     Raises:
-        InputError: not positive and finite, or other than 1 in virtual time.
+        InputError: none that a clock can follow, or other than 1 in virtual time.
     """
-    if not math.isfinite(scale) or scale <= 0:
-        raise InputError(f"--time-scale {scale:g} must be a positive number")
+    if not 1 / _SCALE_MAX <= scale <= _SCALE_MAX:
+        limits = f"a positive number between {1 / _SCALE_MAX:g} and {_SCALE_MAX:g}"
+        raise InputError(f"--time-scale {scale:g} must be {limits}")
     if engine == "sim-virtual" and scale != 1.0:
         raise InputError("--time-scale has no meaning in virtual time, which costs no waiting")
 

@@ -178,8 +178,8 @@ class Store:
     def run(self, name: str) -> RunRecord:
         """Return one run's record."""
         path = self.folder / "state" / f"{name}.json"
-        if not path.is_file():
-            raise InputError(f"the campaign has no run {name}", path=self.folder)
+        if path.parent.parent != self.folder or not path.is_file():
+            raise InputError(f"the campaign has no run {name!r}", path=self.folder)
         return _read_run(path)
 
     def save(self, record: RunRecord) -> None:

@@ -119,6 +119,7 @@ def log_lines(
         InputError: there is no such run, or no log yet.
     """
     store = Store(folder, wall_ns=time.time_ns)
+    store.campaign()
     paths = [store.log]
     if run is not None:
         attempt = store.run(run).attempt

@@ -159,11 +159,15 @@ def resume(
 
     Exit codes are those of start.
     """
+    import time
+
     from opprof.campaign.life import amend, check_review, check_sources, release_stop
     from opprof.campaign.options import check_text, make_sources, sources_from_log
+    from opprof.campaign.store import Store
 
     folder = folder.absolute()
     check_text("the campaign's folder", str(folder))
+    Store(folder, wall_ns=time.time_ns).campaign()
     sources = make_sources(private, manifests)
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")

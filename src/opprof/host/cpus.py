@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from opprof.errors import InputError
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 CPUS_MAX = 1 << 16
 """Far above any machine; a mask beyond it is a typing error."""
 
@@ -19,7 +21,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     cpus: set[int] = set()
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
             raise InputError(f"CPU mask {text!r}: {part!r} is neither a CPU nor a range of CPUs")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high >= CPUS_MAX:

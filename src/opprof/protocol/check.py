@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from opprof.artifacts.kernels import FAMILIES
+from opprof.errors import InputError
+from opprof.host.cpus import parse_cpus
 from opprof.protocol.base import is_date
 from opprof.protocol.check_commands import check_commands, variables_of
 from opprof.protocol.design import cells, design
@@ -128,6 +130,12 @@ def _domains(protocol: ProtocolFile) -> list[str]:
     for key, values in (("cpu_map", placement.cpu_map), ("numa_nodes", placement.numa_nodes)):
         if len(values) != placement.gpus:
             problems.append(f"placement.{key}: {len(values)} entries for {placement.gpus} GPUs")
+    for mask in placement.cpu_map:
+        try:
+            if not parse_cpus(mask):
+                problems.append("placement.cpu_map: a mask without a CPU")
+        except InputError as error:
+            problems.append(f"placement.cpu_map: {error.reason}")
     if mapping.pinned in mapping.alternatives:
         problems.append(f"mapping.alternatives: {mapping.pinned!r} is the pinned table itself")
     if waste.raggedness_primary not in waste.raggedness_cohorts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +27,7 @@ EXTRA = "Ray is not installed: pip install 'opprof[ray]'"
 SLOT_RESOURCE = "opprof_gpu"
 _GPU_RESOURCE = "GPU"
 _CLOCK_LOOKS = 5
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def check_address(address: str) -> tuple[str, int]:
         InputError: it is not ``HOST:PORT``.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 1 << 16 or "/" in host:
         raise InputError(
             f"Ray's address {address!r} is not HOST:PORT of a head (--ray-address or RAY_ADDRESS)"
         )
