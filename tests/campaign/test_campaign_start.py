@@ -84,7 +84,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A campaign's folder that no controller has taken over."""
     monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_: None)
     private = small_manifests(tmp_path / "private")
-    assert start(tmp_path, "--no-cpu-masks", "--gpus", "0-1", private=private).exit_code == 0
+    flags = ["--virtual", "--no-cpu-masks", "--gpus", "0-1"]
+    assert start(tmp_path, *flags, private=private).exit_code == 0
     return Store(tmp_path / "c", wall_ns=time.time_ns)
 
 
@@ -102,6 +103,7 @@ def test_status_says_why_nothing_runs(store: Store) -> None:
     found = CliRunner().invoke(group, ["status", str(store.folder)])
     assert found.exit_code == 0
     assert "told to end" in found.output
+    assert "h of virtual time, one cell after the other" in found.output
     assert f"go on: opprof campaign resume {store.folder}" in found.output.replace("\n", "")
     # A controller that finished and left runs out is no success.
     ended(store, "finished", "0 of 5 runs complete")

@@ -136,7 +136,8 @@ def _renderable(store: Store) -> Any:
         lines.append(held)
     left_s = _expected_left_s(records, protocol, campaign)
     if left_s:
-        lines.append(f"still to run: about {left_s / 3600:.2f} h, one cell after the other")
+        clock = " of virtual time" if campaign.engine == "sim-virtual" else ""
+        lines.append(f"still to run: about {left_s / 3600:.2f} h{clock}, one cell after the other")
     return Group(*map(escape, lines), table, *map(escape, _last_lines(store, state, controller)))
 
 
