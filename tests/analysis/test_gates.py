@@ -143,7 +143,7 @@ def test_gates_abstain_without_a_protocol(tmp_path: Path) -> None:
                 gates_layer1.engine_config_effective(a_header(), None, None, None),
                 gates_layer1.prefix_sharing(clean_union(), None, None),
                 gates_profile.profile_windows(found, None),
-                gates_profile.mode_segment_steps({"FULL": 8}, None, required=["FULL"]),
+                gates_profile.mode_segment_steps({"FULL": 8}, None),
                 *gates_profile.representativeness(None, None),
             ]
         )
@@ -393,10 +393,13 @@ def test_windows_and_ranks(protocol: ProtocolFile) -> None:
     assert outcomes(gates_profile.rank_completeness({0: [0]}, None)) == ["not_evaluable"]
     assert outcomes(gates_profile.rank_completeness({}, 1)) == ["not_evaluable"]
     modes = {"FULL": 16, "NONE": 7}
-    judge = gates_profile.mode_segment_steps
-    assert judge(modes, protocol.gates, required=[]).outcome == "not_evaluable"
-    assert judge(modes, protocol.gates, required=["FULL"]).outcome == "pass"
-    assert judge(modes, protocol.gates, required=["FULL", "NONE"]).outcome == "fail"
+    for required, outcome in (
+        ([], "not_evaluable"),
+        (["FULL"], "pass"),
+        (["FULL", "NONE"], "fail"),
+    ):
+        gates = msgspec.structs.replace(protocol.gates, modes_required=required)
+        assert gates_profile.mode_segment_steps(modes, gates).outcome == outcome
 
 
 def test_representativeness_shows_its_rate_under_no_change(protocol: ProtocolFile) -> None:

@@ -124,13 +124,11 @@ def classifiable(window: Window, gates: Gates | None) -> Gate:
     return verdict("classifiable", good, reason, numbers, scope=_scope(window))
 
 
-def mode_segment_steps(
-    active_steps: Mapping[str, int], gates: Gates | None, *, required: Sequence[str]
-) -> Gate:
+def mode_segment_steps(active_steps: Mapping[str, int], gates: Gates | None) -> Gate:
     """Every required graph mode has enough active steps over the load point's windows.
 
-    ``active_steps``: mode to active steps over the windows of one rank; ``required``: modes that
-    the analysis needs apart (the protocol names none).
+    ``active_steps``: mode to active steps over the windows of one rank. The protocol says which
+    modes it needs apart (``gates.modes_required``).
     """
     name = "mode_segment_steps"
     numbers: dict[str, Value] = dict(active_steps)
@@ -139,6 +137,7 @@ def mode_segment_steps(
     least = gates.mode_active_steps_min
     numbers["least"] = least
     apart = [mode for mode, count in active_steps.items() if count >= least]
+    required = gates.modes_required
     if not required:
         reason = f"no mode is required; reported apart: {', '.join(apart) or 'none'}"
         return skipped(name, reason, numbers)

@@ -152,7 +152,7 @@ def profile_gates(
         *(gates_profile.window_integrity(window, layer2) for window in windows),
         *(gates_profile.join(window, layer2) for window in windows),
         *(gates_profile.classifiable(window, limits) for window in windows),
-        gates_profile.mode_segment_steps(_mode_steps(windows), limits, required=[]),
+        gates_profile.mode_segment_steps(_mode_steps(windows), limits),
         *gates_profile.representativeness(
             judged.found, None if file is None else file.representativeness
         ),

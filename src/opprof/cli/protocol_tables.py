@@ -132,7 +132,9 @@ def _gates(protocol: Protocol) -> list[str]:
     rows = ["gates"]
     gates = protocol.file.gates
     for name in gates.__struct_fields__:
-        rows.append(f"  {name:<40} {getattr(gates, name):g}")
+        value = getattr(gates, name)
+        shown = (" ".join(value) or "none") if isinstance(value, list) else f"{value:g}"
+        rows.append(f"  {name:<40} {shown}")
     rows.append(f"  {'smd_max':<40} {protocol.file.representativeness.smd_max:g}")
     rows.append(f"  {'inversion_gap_share':<40} {protocol.file.ranking.inversion_gap_share:g}")
     return rows

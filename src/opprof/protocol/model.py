@@ -232,6 +232,9 @@ class Layer1(Table, frozen=True):
     checkpoint_tolerance_ms: NonNegative
 
 
+GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
+
+
 class Gates(Table, frozen=True):
     """Validity gates of one run; units end the names."""
 
@@ -254,6 +257,9 @@ class Gates(Table, frozen=True):
     clean_failure_share_max: Fraction
     drain_watchdog_s: Positive
     profile_window_watchdog_s: Positive
+    modes_required: list[GraphMode] = field(default_factory=list)
+    """Graph modes that each need ``mode_active_steps_min`` active steps over a load point's windows
+    (hard stop 7). Absent: none is required, as the specification names none."""
 
 
 Feature = Literal[
