@@ -14,13 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
-from typing import TypeVar
+from multiprocessing.context import BaseContext
+from typing import Any, TypeVar
 
 from opprof.errors import EnvironmentFailure
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Shared = TypeVar("_Shared")
 
 _LOOK_S = 0.2
 """How often a waiting parent looks for a signal."""
@@ -47,19 +51,69 @@ def run_many(
         KeyboardInterrupt: SIGINT or SIGTERM came.
     """
     workers = min(len(items), jobs)
-    results = []
     if workers <= 1:
-        for item in items:
-            results.append(work(item))
-            done(results[-1])
-        return results
+        return _here(work, items, done)
     # A forkserver child holds none of this process's threads (progress display, callers' own).
     context = multiprocessing.get_context("forkserver")
     _start_forkserver()
+    pool = _Pool(workers, context, _end_with_parent)
+    return _pooled(pool, work, items, done)
+
+
+def run_many_sharing(
+    work: Callable[[_Shared, _Item], _Result],
+    shared: _Shared,
+    items: Sequence[_Item],
+    *,
+    jobs: int,
+    done: Callable[[_Result], None] = lambda _: None,
+) -> list[_Result]:
+    """As :func:`run_many`, but with something large that all workers read and none copies.
+
+    Workers are forked, so that ``shared`` need not be picklable and its memory is there once; a
+    caller must hold no locks in other threads.
+    """
+    workers = min(len(items), jobs)
+    if workers <= 1:
+        return _here(partial(work, shared), items, done)
+    pool = _Pool(workers, multiprocessing.get_context("fork"), _take_shared, (shared,))
+    return _pooled(pool, partial(_with_shared, work), items, done)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    workers: int
+    context: BaseContext
+    initializer: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+
+def _here(
+    work: Callable[[_Item], _Result], items: Sequence[_Item], done: Callable[[_Result], None]
+) -> list[_Result]:
+    results = []
+    for item in items:
+        results.append(work(item))
+        done(results[-1])
+    return results
+
+
+def _pooled(
+    kind: _Pool,
+    work: Callable[[_Item], _Result],
+    items: Sequence[_Item],
+    done: Callable[[_Result], None],
+) -> list[_Result]:
+    results = []
     others = set(multiprocessing.active_children())
     with (
         _held_signals() as interrupted,
-        ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
+        ProcessPoolExecutor(
+            kind.workers,
+            mp_context=kind.context,
+            initializer=kind.initializer,
+            initargs=kind.arguments,
+        ) as pool,
     ):
         try:
             for future in [pool.submit(work, item) for item in items]:
@@ -122,6 +176,22 @@ def _start_forkserver() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_inherited: list[Any] = []
+"""In a forked worker: what all workers share."""
+
+
+def _take_shared(shared: object) -> None:
+    """In a forked worker: leave signals to the parent, as a forkserver's children do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _inherited[:] = [shared]
+    _end_with_parent()
+
+
+def _with_shared(work: Callable[[Any, _Item], _Result], item: _Item) -> _Result:
+    return work(_inherited[0], item)
 
 
 def _end_with_parent() -> None:

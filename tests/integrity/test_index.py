@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from opprof.integrity.grams import GRAM, GramFilter
 from opprof.integrity.index import MAX_PERIOD, MIN_DISTINCT, GramIndex, Match
-from opprof.integrity.normalize import MIN_CHARS, collapse
+from opprof.integrity.stretches import MIN_CHARS, collapse
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 

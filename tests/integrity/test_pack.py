@@ -111,6 +111,26 @@ def test_private_text_is_refused(campaign: Path, manifest: Path) -> None:
     assert not (campaign.parent / "out").exists()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_nobody_could_look_at_is_refused_and_called_nothing_else(
+    campaign: Path, manifest: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    (campaign / "cut.gz").write_bytes(b"x")
+    if dies:
+        monkeypatch.setattr("opprof.integrity.scan.Scanner.scan_entry", no_memory)
+    reason = "there is no verdict" if dies else "could not look at 1 things; nothing was packed"
+    with pytest.raises(InputError, match=reason):
+        run_pack(campaign, manifest, accept_not_evaluable=True)
+    monkeypatch.undo()
+    (campaign / "notes.txt").write_text(SECRET)
+    with pytest.raises(IntegrityError, match="the scan has 2 findings; nothing was packed"):
+        run_pack(campaign, manifest, accept_not_evaluable=True)
+    assert not (campaign.parent / "out").exists()
+
+
 def test_a_private_manifest_that_was_used_must_be_scanned_against(
     campaign: Path, manifest: Path
 ) -> None:

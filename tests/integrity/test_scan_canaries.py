@@ -30,9 +30,10 @@ from integrity_tree import (
 )
 
 from opprof.integrity.index import GramIndex
-from opprof.integrity.normalize import MIN_CHARS, collapse, views
+from opprof.integrity.normalize import views
 from opprof.integrity.scan import CHUNK_BYTES, OVERLAP_BYTES, Scanner
 from opprof.integrity.source import PrivateSource, read_private
+from opprof.integrity.stretches import MIN_CHARS, collapse
 from opprof.integrity.tree import Entry
 
 KEYED = '{"messages": [{"role": "user", "content": "hi"}]}'

@@ -30,6 +30,9 @@ FindingKind = Literal[
 ]
 """``not_looked_at``: damaged, cut, unreadable, or packed in a way that the scan cannot open."""
 
+UNSEEN_KINDS: frozenset[FindingKind] = frozenset({"not_looked_at", "link", "special_file"})
+"""Findings that say "nobody could look" and not "private text is there"."""
+
 
 class ScanFinding(Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that may not leave the machine, or that nobody could look at."""
@@ -57,7 +60,11 @@ class ScannedManifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScanReport(Struct, frozen=True, forbid_unknown_fields=True):
-    """The report; ``outcome`` is ``fail`` with any finding."""
+    """The report.
+
+    ``outcome`` is ``fail`` where something private was found, ``not_evaluable`` where nothing was
+    but not all could be looked at (only :data:`UNSEEN_KINDS`), which is no pass.
+    """
 
     schema: Literal[1]
     outcome: Outcome

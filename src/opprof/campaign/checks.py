@@ -16,6 +16,7 @@ import msgspec
 from opprof.artifacts.campaign import Campaign, CheckName
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.run import Result
+from opprof.artifacts.scan import UNSEEN_KINDS, ScanReport
 from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
 from opprof.campaign.client import profile_windows
 from opprof.campaign.effective import hash_gate
@@ -32,6 +33,7 @@ REFUSED = 2
 """Exit status of a client or an analysis that cannot use its arguments or inputs."""
 QUARANTINE = frozenset({"drain_quarantine"})
 """Marks a run that stays usable (A-P3-5): flagged in every table, counted over the matrix."""
+_UNSEEN = "not_evaluable"
 CLEAN_FAILURE = "clean_failure"
 """Number of the check ``client`` that the campaign counts over its runs."""
 
@@ -97,16 +99,26 @@ def outcome_of(
     )
 
 
-def privacy_gate(scan_exit: int | None) -> Gate:
-    """No prompt, answer or private path in what the attempt wrote, by ``opprof scan``."""
+def privacy_gate(scan_exit: int | None, log: Path) -> Gate:
+    """No prompt, answer or private path in what the attempt wrote, by ``opprof scan --json``.
+
+    ``log`` holds its report. Only a report says that private text is there: a scan that died, or
+    could not look at everything, is no verdict and fails as ``privacy_scan``.
+    """
     numbers: dict[str, Value] = {"exit_status": scan_exit}
-    if scan_exit == 0:
-        return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
-    if scan_exit == 1:
-        reason = "private text in the run: see the analysis log, which quotes none of it"
-        return Gate("privacy", "fail", reason, numbers)
-    reason = f"the scan did not run to its end (exit status {scan_exit})"
-    return Gate("privacy", "fail", reason, numbers)
+    report = _read(log, ScanReport)
+    verdict = None if report is None else report.outcome
+    if report is not None and (scan_exit, verdict) in ((0, "pass"), (1, "fail"), (2, _UNSEEN)):
+        if verdict == "pass":
+            return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
+        finding = next(f for f in report.findings if (f.kind in UNSEEN_KINDS) == (scan_exit == 2))
+        first = f"{len(report.findings)} findings, one is {finding.kind} in {finding.file}"
+        if verdict == "fail":
+            return Gate("privacy", "fail", f"private text in the run: {first}", numbers)
+        reason = f"the scan could not look at everything: {first} ({finding.detail})"
+        return Gate("privacy_scan", "fail", reason, numbers)
+    reason = f"the scan did not run to its end (exit status {scan_exit}), see {log.name}"
+    return Gate("privacy_scan", "fail", reason, numbers)
 
 
 def refused_input(facts: Facts) -> list[Gate]:

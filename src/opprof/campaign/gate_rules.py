@@ -99,6 +99,7 @@ RULES: Mapping[str, GateRule] = {
     "request_accounting": _infrastructure(SANITY),
     "clock_load": _infrastructure(SANITY),
     # No hard stop: the run is invalid, and the matrix goes on.
+    "privacy_scan": _infrastructure(None),
     "warmup": _semantic(None, _ROOTS),
     "warmup_completions": _semantic(None, _ROOTS),
     "client_lag": _infrastructure(None),

@@ -276,9 +276,9 @@ class Attempt:
         """Look for the manifest's prompts in everything that the attempt wrote (hard stop 8)."""
         spec, limits = self._spec, self._options.limits
         command = [sys.executable, "-m", "opprof", "scan", str(self._folder)]
-        command += ["--private", spec.manifest]
+        command += ["--private", spec.manifest, "--json"]
         environment = own_environment() | self._marks("analysis")
-        with _open_log(self._log("analysis")) as log:
+        with _open_log(self._scan_log, "wb") as log:
             child = await self._start("analysis", command, environment, log)
         self._facts.scan_exit = await child.wait(limits.analysis_s)
         await self._end(child, signal.SIGINT, limits.grace_s)
@@ -286,7 +286,7 @@ class Attempt:
     def _gates(self) -> list[Gate]:
         """Everything that the controller itself has judged."""
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
-        own = [health, checks.privacy_gate(self._facts.scan_exit)]
+        own = [health, checks.privacy_gate(self._facts.scan_exit, self._scan_log)]
         own += checks.refused_input(self._facts)
         own += checks.refused_manifest(self._spec, self._facts)
         return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, *own]
@@ -396,6 +396,10 @@ class Attempt:
         # Beside the run directory, which holds the contract's files only.
         return Path(f"{self._spec.logs}.{role}.log")
 
+    @property
+    def _scan_log(self) -> Path:
+        return Path(f"{self._spec.logs}.scan.log")
+
     def _devices(self) -> str | None:
         slot = self._spec.slot
         if not slot.gpus:
@@ -433,9 +437,9 @@ def child_status(child: Child) -> int | None:
     return child.process.returncode
 
 
-def _open_log(path: Path) -> BinaryIO:
+def _open_log(path: Path, mode: Literal["ab", "wb"] = "ab") -> BinaryIO:
     try:
-        return path.open("ab")
+        return path.open(mode)
     except OSError as error:
         raise EnvironmentFailure(f"cannot write: {error.strerror or error}", path=path) from error
 

@@ -127,7 +127,7 @@ def log_lines(
             raise InputError(f"{run} has not begun", path=folder)
         base = folder / "logs" / f"{run}.{attempt.number}"
         paths = [folder / attempt.folder / name for name in ("commands.log", "server.log")]
-        paths += [Path(f"{base}.{role}.log") for role in ("client", "analysis")]
+        paths += [Path(f"{base}.{role}.log") for role in ("client", "analysis", "scan")]
     present = [path for path in paths if path.is_file()]
     if not present:
         raise InputError("no log is there yet", path=paths[0])

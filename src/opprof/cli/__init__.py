@@ -1,7 +1,7 @@
 """The ``opprof`` command: a lazy root, so that one command never pays for another's imports.
 
 Exit codes (contract, section 7): 0 done; 1 a gate, check or the environment failed; 2 unusable
-arguments or input; 130 interrupted.
+arguments or input, and no verdict of `scan`, `pack` or `verify`; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -54,6 +55,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pack": ("opprof.cli.pack:pack", "Pack a folder that verifies and scans clean."),
 }
 """Command name to (module:attribute, help line); the one list of what exists."""
+
+
+_VERDICTS = (["scan"], ["pack"], ["verify"])
+"""Commands whose exit code 1 is a verdict, which a fault of this program must never give."""
+_NO_VERDICT = 2
 
 
 class LazyGroup(click.Group):
@@ -109,6 +115,12 @@ def _main(arguments: list[str] | None) -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("opprof: interrupted; what was complete is kept", err=True)
         _leave(130)
+    except Exception as error:
+        if (sys.argv[1:] if arguments is None else arguments)[:1] not in _VERDICTS:
+            raise
+        traceback.print_exception(error)
+        click.echo("opprof: a fault of this program, and no verdict", err=True)
+        _leave(_NO_VERDICT)
     _leave(code if isinstance(code, int) else 0)
 
 

@@ -62,7 +62,7 @@ def gpu_indices(text: str) -> tuple[int, ...]:
 
 
 def scan_options(function: F) -> F:
-    """Add what a privacy scan is given: manifests, private folders, public text, threads."""
+    """Add what a privacy scan is given: manifests, private folders, public text, workers."""
     several: dict[str, Any] = {"multiple": True, "type": click.Path(path_type=Path)}
     options = (
         click.option(
@@ -89,7 +89,11 @@ def scan_options(function: F) -> F:
             **several,
         ),
         click.option(
-            "--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Threads."
+            "--jobs",
+            type=click.IntRange(1, 64),
+            default=2,
+            show_default=True,
+            help="Worker processes, which share one index.",
         ),
     )
     for option in reversed(options):

@@ -9,6 +9,8 @@ import click
 from opprof.artifacts.scan import ScanReport
 from opprof.cli.options import json_option, print_json, scan_options
 
+_EXIT_CODES = {"pass": 0, "fail": 1, "not_evaluable": 2}
+
 
 @click.command("scan")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
@@ -37,7 +39,7 @@ def scan(
         print_json(report)
     else:
         print_scan(report, folder)
-    raise SystemExit(int(report.outcome != "pass"))
+    raise SystemExit(_EXIT_CODES[report.outcome])
 
 
 def print_scan(report: ScanReport, folder: Path) -> None:

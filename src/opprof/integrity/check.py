@@ -7,12 +7,12 @@ from pathlib import Path
 
 from opprof.artifacts.scan import ScanReport
 from opprof.code_hash import source_files
-from opprof.errors import InputError, StateConflict
+from opprof.errors import EnvironmentFailure, InputError, StateConflict
 from opprof.files import read_bytes, sha256_bytes
-from opprof.integrity.normalize import SEPARATOR, collapse
 from opprof.integrity.provenance import FOLDER, INDEX, read_campaign
 from opprof.integrity.scan import Scanner, private_places, scan_tree
 from opprof.integrity.source import read_private
+from opprof.integrity.stretches import SEPARATOR, collapse
 from opprof.integrity.tree import hash_plain
 
 _PUBLIC_LIMIT_BYTES = 256 << 20
@@ -30,8 +30,26 @@ def scan_folder(
 
     Raises:
         InputError: the folder is missing or empty, a manifest is cut or holds no prompt, a private
-            folder holds the scanned one.
+            folder holds the scanned one; or the scan could not be ended (memory, a killed worker),
+            so that there is no verdict.
     """
+    try:
+        return _scan_folder(folder, manifests, private_dirs, public, jobs)
+    except MemoryError as error:
+        reason = "the scan needs more memory than there is: there is no verdict"
+        raise InputError(reason, path=folder) from error
+    except (EnvironmentFailure, OSError) as error:
+        reason = f"the scan did not run to its end, there is no verdict: {error}"
+        raise InputError(reason, path=folder) from error
+
+
+def _scan_folder(
+    folder: Path,
+    manifests: Sequence[Path],
+    private_dirs: Sequence[Path],
+    public: Sequence[Path],
+    jobs: int,
+) -> ScanReport:
     if not manifests:
         raise InputError("nothing private is named: there is nothing to look for", path=folder)
     places = private_places(manifests, private_dirs, folder)

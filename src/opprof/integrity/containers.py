@@ -31,6 +31,8 @@ _TAR_NAMES = (
     tarfile.SOLARIS_XHDTYPE,
 )
 _PIECE = 1 << 20
+_MOST_HEADERS = 1 << 17
+"""More than extra fields take; of a name and a comment, far more than any."""
 _SNIFF = 512
 _SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -48,6 +50,8 @@ _CLOSED = {
     b"\x89PNG": "an image",
 }
 _GZIP, _BZIP2, _XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+_BZIP2_BEGINS = (bytes.fromhex("314159265359"), bytes.fromhex("177245385090"))
+"""A block, or the end of an empty stream: three letters alone may begin any text."""
 _BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -135,7 +139,7 @@ def _decompressor(head: bytes) -> Callable[[], Any] | None:
 
         # 31: zlib's window bits for a gzip member with header, CRC and length.
         return lambda: isal_zlib.decompressobj(31)
-    if head.startswith(_BZIP2):
+    if head.startswith(_BZIP2) and head[4:10] in _BZIP2_BEGINS:
         return bz2.BZ2Decompressor
     if head.startswith(_ZSTD):
         try:
@@ -155,18 +159,45 @@ def _compressed(
     budget: _Budget,
     depth: int,
 ) -> Iterator[Stream | Unlooked]:
-    magic = reader.peek(6)
-    # A header may carry a name, a comment and extra fields.
-    yield Stream(_join(inside, "(header)"), _Bytes(reader.peek(_SNIFF)), whole=False)
-    inflated = _Inflated(reader, opened, magic[:2], budget)
+    magic = reader.peek(2)
+    inflated = _Inflated(reader, opened, magic, budget)
+    if magic == _GZIP:
+        # A header may carry a name, a comment and extra fields.
+        try:
+            first = gzip_header(reader.peek(_MOST_HEADERS))
+        except Damaged as error:
+            yield Unlooked(inside, str(error))
+            return
+        yield Stream(_join(inside, "(header)"), _Bytes(first), whole=False)
     inner = name.rsplit(".", 1)[0] if name.endswith(_SUFFIXES) else name
     try:
         yield from _streams(_Peeked(inflated), inside, inner, budget, depth + 1)
+        yield Stream(_join(inside, "(headers)"), _Bytes(bytes(inflated.headers)), whole=False)
         if inflated.left_over:
             yield Unlooked(inside, "is followed by bytes that belong to no compressed member")
             yield Stream(_join(inside, "(rest)"), Chained(inflated.left_over, reader), whole=False)
     except Damaged as error:
         yield Unlooked(inside, str(error))
+
+
+def gzip_header(data: bytes) -> bytes:
+    """Return what a gzip member's header carries: extra fields, a name and a comment (RFC 1952).
+
+    Raises:
+        Damaged: it does not end within ``data``.
+    """
+    at, flags = 10, data[3] if len(data) > 3 else 0
+    if flags & 4:
+        at += 2 + int.from_bytes(data[10:12], "little")
+    for flag in (8, 16):
+        if flags & flag:
+            end = data.find(b"\x00", at)
+            if end < 0:
+                raise Damaged(f"has a header of more than {_MOST_HEADERS} bytes, or is cut")
+            at = end + 1
+    if at > len(data):
+        raise Damaged(f"has a header of more than {_MOST_HEADERS} bytes, or is cut")
+    return data[10:at]
 
 
 class _BoundedTarInfo(tarfile.TarInfo):
@@ -180,10 +211,56 @@ class _BoundedTarInfo(tarfile.TarInfo):
         return member
 
 
+class _Outside:
+    """A tar's bytes on their way to :mod:`tarfile`; holds those that belong to no member's data.
+
+    Headers have room behind their fields, and members are filled up to whole blocks.
+    """
+
+    def __init__(self, reader: Readable) -> None:
+        self._reader = reader
+        self._at = 0
+        self._data = range(0)
+        self._held: list[tuple[int, bytes]] = []
+
+    def read(self, size: int, /) -> bytes:
+        part = self._reader.read(size)
+        self._hold(self._at, part)
+        self._at += len(part)
+        return part
+
+    def _hold(self, at: int, part: bytes) -> None:
+        """Keep what lies before or behind the present member's data."""
+        before = part[: max(0, self._data.start - at)] if self._data else part
+        if before:
+            self._held.append((at, before))
+        behind = max(at, self._data.stop) if self._data else at + len(part)
+        if behind < at + len(part):
+            self._held.append((behind, part[behind - at :]))
+
+    def member(self, data: range) -> bytes:
+        """Note where the next member's data lie; return what was held before them."""
+        held, self._held, self._data = self._held, [], data
+        for at, part in held:
+            self._hold(at, part)
+        return self._taken(data.start)
+
+    def rest(self, end: int) -> tuple[bytes, bytes]:
+        """Return what was held before the archive's end, and what was read behind it."""
+        return self._taken(end), self._taken(self._at)
+
+    def _taken(self, end: int) -> bytes:
+        said = b"".join(part[: max(0, end - at)] for at, part in self._held)
+        later = [(max(at, end), part[max(0, end - at) :]) for at, part in self._held]
+        self._held = [(at, part) for at, part in later if part]
+        return said
+
+
 def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[Stream | Unlooked]:
+    outside = _Outside(reader)
     try:
         with tarfile.open(  # type: ignore[call-overload]
-            fileobj=reader, mode="r|", bufsize=_READ, tarinfo=_BoundedTarInfo
+            fileobj=outside, mode="r|", bufsize=_READ, tarinfo=_BoundedTarInfo
         ) as archive:
             for member in archive:
                 name = member.name.encode("utf-8", "surrogateescape").decode(
@@ -193,11 +270,18 @@ def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[
                 said = [member.name, member.linkname, member.uname, member.gname]
                 said += [str(value) for pair in member.pax_headers.items() for value in pair]
                 text = "\n".join(said).encode("utf-8", "surrogateescape")
-                yield Stream(f"{path} (header)", _Bytes(text), whole=False)
+                start = member.offset_data
+                raw = outside.member(range(start, start + member.size * member.isreg()))
+                yield Stream(f"{path} (header)", _Bytes(text + b"\x00" + raw), whole=False)
+                if member.issparse():
+                    yield Unlooked(path, "is a sparse member of a tar")
+                    continue
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is not None:
                     yield from _streams(_Peeked(content), path, name, budget, depth + 1)
-        rest = _Zeros(Chained(reader.last[-(reader.taken - archive.offset) :], reader))
+        last, behind = outside.rest(archive.offset)
+        yield Stream(_join(inside, "(end)"), _Bytes(last), whole=False)
+        rest = _Zeros(Chained(behind, reader))
         yield Stream(_join(inside, "(rest)"), rest, whole=False)
         if rest.others:
             yield Unlooked(inside, "is a damaged tar, or followed by bytes that belong to none")
@@ -245,10 +329,6 @@ class _Peeked:
 
     def __init__(self, reader: Readable) -> None:
         self._reader, self._head = reader, b""
-        self.last = b""
-        """What was read last: a tar's reader takes more than the archive."""
-        self.taken = 0
-        """Bytes that were read so far."""
 
     def peek(self, size: int) -> bytes:
         while len(self._head) < size and (more := self._reader.read(size - len(self._head))):
@@ -257,10 +337,7 @@ class _Peeked:
 
     def read(self, size: int, /) -> bytes:
         part, self._head = self._head[:size], self._head[size:]
-        part = part or self._reader.read(size)
-        self.taken += len(part)
-        self.last = part or self.last
-        return part
+        return part or self._reader.read(size)
 
 
 class _Inflated:
@@ -276,6 +353,8 @@ class _Inflated:
         self._broken: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # stub
         self._pending = b""
         self.left_over = b""
+        self.headers = bytearray()
+        """What the headers of further gzip members carry."""
 
     def read(self, size: int, /) -> bytes:
         while True:
@@ -306,6 +385,13 @@ class _Inflated:
             if len(rest) >= len(self._magic) or not more:
                 break
         if rest.startswith(self._magic):
+            if self._magic == _GZIP:
+                while len(rest) < _MOST_HEADERS and (more := self._reader.read(_READ)):
+                    rest += more
+                if carried := gzip_header(rest):
+                    self.headers += carried + b"\x00"
+                if len(self.headers) > _PIECE:
+                    raise Damaged(f"has more than {_PIECE} bytes of headers")
             self._engine, self._pending = self._opened(), rest
         else:
             self._engine, self.left_over = None, rest

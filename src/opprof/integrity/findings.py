@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from opprof.artifacts.scan import FindingKind, ScanFinding
+from opprof.artifacts.scan import UNSEEN_KINDS, FindingKind, ScanFinding
 
 FINDINGS_A_FILE = 20
 
@@ -31,6 +31,8 @@ class FileLog:
     tally: Tally
     name: str
     told: set[tuple[str, str, str]] = field(default_factory=set)
+    unseen: int = 0
+    """Findings that say that nobody could look: they never end the search for private text."""
 
     def add(
         self,
@@ -44,12 +46,17 @@ class FileLog:
         """Tell a finding; ``once`` names what makes two of them the same, else the detail does.
 
         Raises:
-            Enough: the file has :data:`FINDINGS_A_FILE` now.
+            Enough: the file has :data:`FINDINGS_A_FILE` of private text now.
         """
         key = (kind, inside, once or detail)
         if key in self.told:
             return
+        if kind in UNSEEN_KINDS:
+            if self.unseen == FINDINGS_A_FILE:
+                self.tally.more = True
+                return
+            self.unseen += 1
         self.told.add(key)
         self.tally.findings.append(ScanFinding(self.name, inside, kind, detail, offset))
-        if len(self.tally.findings) >= FINDINGS_A_FILE:
+        if len(self.tally.findings) - self.unseen >= FINDINGS_A_FILE:
             raise Enough

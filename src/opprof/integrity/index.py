@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from opprof.integrity.grams import GRAM, WORD, GramFilter, gram_hashes, rows, slices, words_at
-from opprof.integrity.normalize import MIN_CHARS
+from opprof.integrity.stretches import MIN_CHARS
 
 if TYPE_CHECKING:
     import mmap

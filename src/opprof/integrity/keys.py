@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from opprof.integrity.normalize import MIN_CHARS
+from opprof.integrity.stretches import MIN_CHARS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -86,10 +86,10 @@ def pack(
 
     Raises:
         StateConflict: ``out`` or its hash file exists.
-        IntegrityError: the folder is over the protocol's size, does not verify, does not scan
-            clean, was not scanned against a private manifest that it used, or changed meanwhile.
+        IntegrityError: the folder is over the protocol's size, does not verify, holds something
+            private, was not scanned against a private manifest that it used, or changed meanwhile.
         InputError: ``out`` lies in the folder, or has no suffix that is known; a manifest or the
-            folder cannot be used.
+            folder cannot be used; something in it could not be looked at.
         EnvironmentFailure: the archive cannot be written.
     """
     beside = out.with_name(f"{out.name}.sha256")
@@ -110,9 +110,12 @@ def pack(
         jobs=options.jobs,
     )
     on_scanned(scanned)
-    if scanned.outcome != "pass":
+    if scanned.outcome == "fail":
         reason = f"the scan has {len(scanned.findings)} findings; nothing was packed"
         raise IntegrityError(reason, path=folder)
+    if scanned.outcome != "pass":
+        reason = f"the scan could not look at {len(scanned.findings)} things; nothing was packed"
+        raise InputError(reason, path=folder)
     _refuse_unscanned(folder, files, scanned)
     contents = _contents(folder, files, size, verified, scanned, options)
     digest = _write(folder, contents, out, beside)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 
 from opprof._version import __version__
-from opprof.artifacts.common import SanityBlock, SanityFamily
-from opprof.artifacts.scan import FindingKind, ScanFinding, ScanReport
+from opprof.artifacts.common import Outcome, SanityBlock, SanityFamily
+from opprof.artifacts.scan import UNSEEN_KINDS, FindingKind, ScanFinding, ScanReport
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError
 from opprof.files import sha256_bytes
@@ -31,17 +29,11 @@ from opprof.integrity.containers import (
 )
 from opprof.integrity.findings import Enough, FileLog, Tally
 from opprof.integrity.keys import forbidden_keys
-from opprof.integrity.normalize import (
-    MIN_CHARS,
-    SEPARATOR,
-    class_table,
-    collapse,
-    is_text,
-    long_runs,
-    views,
-)
+from opprof.integrity.normalize import class_table, is_text, long_runs, views
 from opprof.integrity.source import PrivateSource, PrivateText
+from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, collapse
 from opprof.integrity.tree import Entry, Unreadable, open_plain, walk
+from opprof.workers import run_many_sharing
 
 COMMAND_LOG = "commands.log"
 """The one name under which private paths may stand (protocol: "the exact command log")."""
@@ -50,8 +42,11 @@ OVERLAP_BYTES = 16 << 10
 """Of neighbouring chunks: far more than 32 characters take in any encoding, so that no border cuts
 a match; only white space escaped over more than this could."""
 _BINARY = "is binary or in an unknown encoding: only what stands in it as text was looked at"
-_SAMPLE_BYTES = 4 << 10
 _REMEMBERED = 1 << 14
+_GZIP_IN_TEXT = bytes.fromhex("20 8b 08")
+"""The beginning of a gzip member, whose first byte counts as white space; no UTF-8 has it."""
+_BATCH_BYTES = 4 << 20
+_BATCH_ENTRIES = 256
 _OWN_BYTES = 512 << 10
 """No source file of this program is longer."""
 _ID_BETWEEN = b",;[]() \"'"
@@ -60,13 +55,9 @@ _ID_BREAKS = bytes(0x2C if byte in _ID_BETWEEN else byte for byte in range(256))
 _COMMAS = re.compile(rb",,+")
 
 
-class Stopped(Exception):
-    """The scan is being ended."""
-
-
 @dataclass(frozen=True)
 class Scanner:
-    """What is looked for; one for all files, shared by threads."""
+    """What is looked for; one for all files, shared by worker processes."""
 
     source: PrivateSource
     paths: tuple[bytes, ...] = ()
@@ -82,8 +73,6 @@ class Scanner:
     own: frozenset[str] = frozenset()
     """SHA-256 of files that are copies of this program, where keys are program text."""
     limit_bytes: int = INFLATED_LIMIT_BYTES
-    stopped: Event = field(default_factory=Event)
-    """Set from outside: no further byte is looked at."""
     _known_public: dict[bytes, bool] = field(default_factory=dict)
 
     def scan_entry(self, entry: Entry | Unreadable) -> Tally:
@@ -124,8 +113,11 @@ class Scanner:
         return _withheld(inside)
 
     def _link(self, entry: Entry, log: FileLog) -> None:
-        target = entry.path.resolve()
-        where = "which exists" if target.exists() else "which does not exist"
+        try:
+            found = entry.path.exists()
+        except OSError:
+            found = False  # links in a circle, or a name that is too long
+        where = "which exists" if found else "which does not exist"
         log.add("link", "", f"is a link to something, {where}; links are not followed")
 
     def _file(self, entry: Entry, log: FileLog) -> None:
@@ -163,9 +155,7 @@ class Scanner:
         suffix = (part.name or name).removesuffix(".gz").rsplit(".", 1)[-1].lower()
         reader = Chained(head, part.reader)
         for chunk in _chunks(reader, log.tally):
-            if self.stopped.is_set():
-                raise Stopped
-            if part.whole and not is_text(chunk.sample):
+            if part.whole and not is_text(chunk.raw):
                 log.add("not_looked_at", inside, _BINARY)
             self._look(
                 chunk.text,
@@ -194,6 +184,8 @@ class Scanner:
     ) -> None:
         """Look at one stretch of collapsed text in every view."""
         for view in views(text, table=table):
+            if _GZIP_IN_TEXT in view:
+                log.add("not_looked_at", inside, "holds gzip data inside of other bytes", offset)
             if keys:
                 for key in forbidden_keys(view, page=page, config=config):
                     log.add("forbidden_key", inside, f'key "{key}" holds text or ids', offset)
@@ -244,8 +236,8 @@ class _Chunk:
     """Of its first byte in the stream."""
     text: bytes
     """Collapsed, with the end of the chunk before."""
-    sample: bytes
-    """Some of its own bytes as they are."""
+    raw: bytes
+    """Its own bytes as they are."""
 
 
 def _chunks(reader: Readable, tally: Tally) -> Iterator[_Chunk]:
@@ -261,7 +253,7 @@ def _chunks(reader: Readable, tally: Tally) -> Iterator[_Chunk]:
             part = part.removeprefix(b" ")
         text = carry + part
         if text.strip(SEPARATOR):
-            yield _Chunk(max(0, offset - len(carry)), text, chunk[:_SAMPLE_BYTES])
+            yield _Chunk(max(0, offset - len(carry)), text, chunk)
         offset += len(chunk)
         tally.stream_bytes += len(chunk)
         carry = text[-OVERLAP_BYTES:]
@@ -296,38 +288,43 @@ def _id_text(view: bytes) -> bytes:
     return SEPARATOR.join(row for row in rows if len(row) >= MIN_CHARS)
 
 
-def scan_tree(
-    root: Path,
-    scanner: Scanner,
-    *,
-    private_dirs: int,
-    jobs: int = 1,
-    advance: Callable[[], None] | None = None,
-) -> ScanReport:
-    """Scan everything below ``root``.
+def scan_tree(root: Path, scanner: Scanner, *, private_dirs: int, jobs: int = 1) -> ScanReport:
+    """Scan everything below ``root``, in ``jobs`` processes that share one index.
 
     Raises:
         InputError: ``root`` is no folder, or holds nothing.
+        EnvironmentFailure: a worker process was killed.
     """
     entries = list(walk(root))
     if not any(isinstance(entry, Entry) and entry.kind != "folder" for entry in entries):
         raise InputError("holds no file: there is nothing to scan", path=root)
-
-    def one(entry: Entry | Unreadable) -> Tally:
-        tally = scanner.scan_entry(entry)
-        if advance is not None:
-            advance()
-        return tally
-
-    scanner.stopped.clear()
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            tallies = list(pool.map(one, entries))
-        finally:
-            # Where this thread is interrupted, the others end within one chunk.
-            scanner.stopped.set()
+    batches = _batches(entries)
+    several = run_many_sharing(
+        _scan_batch, scanner, [[entries[at] for at in batch] for batch in batches], jobs=jobs
+    )
+    order = [at for batch in batches for at in batch]
+    by_entry = dict(zip(order, (tally for tallies in several for tally in tallies), strict=True))
+    tallies = [by_entry[at] for at in range(len(entries))]
     tallies += [_late(entry, scanner) for entry in _appeared(root, entries)]
     return _report(entries, tallies, scanner, private_dirs)
+
+
+def _batches(entries: Sequence[Entry | Unreadable]) -> list[list[int]]:
+    """Return the entries' numbers, the largest files first and alone, small ones together."""
+    sizes = [entry.bytes if isinstance(entry, Entry) else 0 for entry in entries]
+    batches: list[list[int]] = []
+    room = 0
+    for at in sorted(range(len(entries)), key=lambda at: -sizes[at]):
+        if not batches or room < sizes[at] or len(batches[-1]) >= _BATCH_ENTRIES:
+            batches.append([])
+            room = _BATCH_BYTES
+        batches[-1].append(at)
+        room -= sizes[at]
+    return batches
+
+
+def _scan_batch(scanner: Scanner, entries: Sequence[Entry | Unreadable]) -> list[Tally]:
+    return [scanner.scan_entry(entry) for entry in entries]
 
 
 def _appeared(root: Path, entries: Sequence[Entry | Unreadable]) -> Iterator[Entry | Unreadable]:
@@ -354,7 +351,7 @@ def _report(
     sizes = [e.bytes for e in entries if isinstance(e, Entry) and e.kind == "file"]
     return ScanReport(
         schema=1,
-        outcome="fail" if findings else "pass",
+        outcome=_outcome(findings),
         findings=findings,
         more=sorted({tally.findings[0].file for tally in tallies if tally.more}),
         manifests=list(scanner.source.manifests),
@@ -371,6 +368,13 @@ def _report(
     )
 
 
+def _outcome(findings: Sequence[ScanFinding]) -> Outcome:
+    """Where nothing private was found, but not all could be looked at, nobody can tell."""
+    if any(finding.kind not in UNSEEN_KINDS for finding in findings):
+        return "fail"
+    return "not_evaluable" if findings else "pass"
+
+
 def _sanity(sizes: Sequence[int], findings: Sequence[ScanFinding]) -> SanityBlock:
     family = SanityFamily(
         name="file_bytes",
@@ -383,7 +387,8 @@ def _sanity(sizes: Sequence[int], findings: Sequence[ScanFinding]) -> SanityBloc
         unit="bytes",
     )
     kinds = sorted({finding.kind for finding in findings})
-    return SanityBlock([family], [f"private_data: {kind}" for kind in kinds])
+    flags = [f"{'unseen' if kind in UNSEEN_KINDS else 'private_data'}: {kind}" for kind in kinds]
+    return SanityBlock([family], flags)
 
 
 def private_places(manifests: Sequence[Path], folders: Sequence[Path], root: Path) -> set[str]:

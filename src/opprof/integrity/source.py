@@ -21,7 +21,7 @@ from msgspec import Raw
 from opprof.artifacts.scan import ScannedManifest
 from opprof.errors import InputError, SchemaError
 from opprof.integrity.index import GramIndex
-from opprof.integrity.normalize import MIN_CHARS, SEPARATOR, collapse
+from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, collapse
 from opprof.integrity.tree import open_plain
 from opprof.workload.scan import bounded_lines, decode_line
 

@@ -1,0 +1,165 @@
+"""Views of text that something was put into: tags, terminal codes, invisible characters, borders.
+
+Each function returns collapsed surroundings of what it changed, ``b""`` where nothing was. They are
+decoders of :func:`opprof.integrity.normalize.views`, beside the ones that undo an encoding.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, around, collapse, positions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BREAK, _BREAK_BEGINS = re.compile(rb"<w?br\b", re.IGNORECASE), list(b"bBwW")
+"""Markup has closing tags; the names of C++ kernels have angle brackets without."""
+_TAG = re.compile(rb"<[A-Za-z/!][^<>]*>")
+_CODE = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])|.\x08", re.DOTALL
+)
+"""ECMA-48 control sequences, a terminal's titles and links, and overstriking."""
+_INVISIBLE = re.compile(
+    rb"\xe2\x80[\x8b-\x8f\xaa-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf|\xef\xb8[\x80-\x8f]|\xc2\xad"
+)
+"""Zero-width and directional marks, variation selectors, soft hyphens."""
+_BLANK_TOKENS = re.compile(rb"\xc4[\xa0\x8a]|\xe2\x96\x81")
+"""A blank or line break at the beginning of a token's text: GPT-2's and SentencePiece's."""
+_MISREAD = re.compile(
+    "[^\udc80-\udcff]{0,31}(?:[\udc80-\udcff](?:[^\udc80-\udcff]{0,62}(?=[\udc80-\udcff]))?)+"
+)
+"""Bytes that are no UTF-8 with 31 characters before; further ones within 62."""
+_REACH = 31
+_NEARBY = range(0x80, 0x100)
+
+
+def without_tags(text: bytes) -> bytes:
+    """Return what a page, an SVG or a coloured listing says: tags cut inside of words or lines."""
+    if b"<" not in text:
+        return b""
+    import numpy as np
+
+    values = np.frombuffer(text, np.uint8)
+    at = np.flatnonzero(values[:-1] == 0x3C)
+    after = values[at + 1]
+    sites = at[after == 0x2F].tolist()
+    sites += [n for n in at[np.isin(after, _BREAK_BEGINS)].tolist() if _BREAK.match(text, n)]
+    sites.sort()
+    both = (
+        around(text, sites, lambda part, by=by: _TAG.sub(by, part))  # type: ignore[misc]
+        for by in (b"", b" ")
+    )
+    return SEPARATOR.join(both)
+
+
+def without_codes(text: bytes) -> bytes:
+    """Return what a terminal shows."""
+    sites = [at for code in (b"\x1b", b"\x08") if code in text for at in positions(text, code)]
+    sites.sort()
+    return around(text, sites, lambda part: _CODE.sub(b"", part))
+
+
+def without_invisible(text: bytes) -> bytes:
+    """Return text without characters that nobody sees."""
+    sites = [match.start() for match in _INVISIBLE.finditer(text)]
+    return around(text, sites, lambda part: _INVISIBLE.sub(b"", part))
+
+
+def normalised(text: bytes, form: Literal["NFC", "NFD"]) -> bytes:
+    """Return text in a Unicode normal form, where it is in another one."""
+    characters = text.decode("utf-8", "surrogateescape")
+    if unicodedata.is_normalized(form, characters):
+        return b""
+    found = unicodedata.normalize(form, characters)
+    return collapse(found.encode("utf-8", "surrogateescape"))
+
+
+def from_windows(text: bytes) -> bytes:
+    """Return text whose bytes that are no UTF-8 are read as Windows-1252 (Latin-1 and more)."""
+    characters = text.decode("utf-8", "surrogateescape")
+    parts = []
+    for match in _MISREAD.finditer(characters):
+        part = characters[match.start() : match.end() + _REACH]
+        parts.append(part.translate(_WINDOWS).encode("utf-8", "surrogatepass"))
+    return collapse(SEPARATOR.join(parts))
+
+
+def _windows() -> dict[int, str]:
+    table = {}
+    for byte in _NEARBY:
+        raw = bytes([byte])
+        try:
+            table[0xDC00 + byte] = raw.decode("cp1252")
+        except UnicodeDecodeError:
+            table[0xDC00 + byte] = raw.decode("latin-1")
+    return table
+
+
+_WINDOWS = _windows()
+
+
+def without_borders(text: bytes, quote: bytes) -> bytes:
+    """Return one text of strings that stand in a row: tokens of an array, parts of a literal.
+
+    ``["a", "b", "c"]`` counts from three strings on, for any object has two around a comma;
+    ``'a' 'b'``, as Python's ``pprint`` breaks a long string, always does.
+    """
+    if quote not in text:
+        return b""
+    import numpy as np
+
+    values = np.frombuffer(text, np.uint8)
+    at = np.flatnonzero(values == quote[0])
+    if len(at) < 2:
+        return b""
+    gap = np.diff(at)
+    after = np.take(values, at[:-1] + 1)
+    broken = at[:-1][(gap == 2) & (after == 0x20)]
+    border = re.compile(quote + rb"(?:, ?| )" + quote)
+    found = [around(text, broken.tolist(), lambda part: border.sub(b"", part))]
+    comma = after == 0x2C
+    comma &= (gap == 2) | ((gap == 3) & (np.take(values, at[:-1] + 2, mode="clip") == 0x20))
+    # Traces hold the same few lists of types and dimensions without end.
+    rows = dict.fromkeys(text[start:end] for start, end in _rows(at, comma, len(text)))
+    found += [_BLANK_TOKENS.sub(b" ", border.sub(b"", row)) for row in rows]
+    return collapse(SEPARATOR.join(part for part in found if part))
+
+
+def _rows(at: NDArray[Any], comma: NDArray[Any], size: int) -> Iterator[tuple[int, int]]:
+    """Yield where three strings or more stand in a row that have 32 bytes together.
+
+    ``comma`` tells that between a quote and the next one stands nothing else; between the two of
+    a row lies a string.
+    """
+    import numpy as np
+
+    for first in (0, 1):
+        edges = np.diff(np.concatenate([[0], comma[first::2].view(np.int8), [0]]))
+        begin, end = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+        long = end - begin > 1
+        begin, end = begin[long], end[long]
+        # A row that the stretch cuts goes on to its border.
+        left, right = begin * 2 + first - 1, end * 2 + first
+        start = np.where(left < 0, 0, at[np.maximum(left, 0)])
+        stop = np.where(right < len(at), at[np.minimum(right, len(at) - 1)] + 1, size)
+        enough = stop - start - 4 * (end - begin) >= MIN_CHARS
+        yield from zip(start[enough].tolist(), stop[enough].tolist(), strict=True)
+
+
+DECODERS = (
+    without_tags,
+    without_codes,
+    partial(without_borders, quote=b'"'),
+    partial(without_borders, quote=b"'"),
+)
+NOT_ASCII_DECODERS = (
+    without_invisible,
+    partial(normalised, form="NFC"),
+    partial(normalised, form="NFD"),
+)
+"""Only text that is not all ASCII has what these look for."""
