@@ -389,7 +389,15 @@ def test_stop_now_waits_for_no_drain(site: Site) -> None:
 def test_a_place_that_cannot_be_written_has_one_message(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     site.out = tmp_path / "file" / "campaign"
-    flags = ["--engine", "sim", "--private", str(site.private), "--var", "MODEL=tiny"]
+    flags = [
+        "--engine",
+        "sim",
+        "--private",
+        str(site.private),
+        "--var",
+        "MODEL=tiny",
+        "--no-cpu-masks",
+    ]
     place = ["start", str(site.protocol), "--out", str(site.out)]
     said = site.opprof(*place, *flags, code=2).stderr
     assert "cannot be made" in said
