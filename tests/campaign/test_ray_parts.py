@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from opprof.artifacts.campaign import Attempt, Phase, RunRecord
 from opprof.campaign.attempt import Outcome
-from opprof.campaign.executors import frames, ray_probe
+from opprof.campaign.executors import frames, ray_cluster, ray_probe
 from opprof.campaign.executors.ray import home_of_kept
 from opprof.campaign.executors.ray_cluster import (
     Identity,
@@ -33,7 +34,9 @@ def test_without_ray_one_message_names_the_extra(monkeypatch: pytest.MonkeyPatch
         asyncio.run(connect("127.0.0.1:6379", "c", RayLimits()))
 
 
-@pytest.mark.parametrize("address", ["", "auto", "host", "host:", ":6379", "ray://h:10001", "h:x"])
+@pytest.mark.parametrize(
+    "address", ["", "auto", "host", "host:", ":6379", "ray://h:10001", "h:x", "h:0", "h:99999"]
+)
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(InputError, match="HOST:PORT"):
         check_address(address)
@@ -123,3 +126,40 @@ def test_only_the_last_open_attempt_of_a_run_is_taken_home(tmp_path: Path) -> No
     assert home_of_kept(tmp_path, "c", 1) is None
     (tmp_path / "runs" / "a").mkdir(parents=True)
     assert home_of_kept(tmp_path, "a", 2) is None
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        (None, "no Ray cluster answers at .*: timed out"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no head of a Ray cluster"),
+        (b"", "is no head of a Ray cluster"),
+        (b"\0\0\x18\4\0\0\0\0\0", ""),
+    ],
+)
+def test_only_a_head_is_joined(
+    monkeypatch: pytest.MonkeyPatch, says: bytes | None, reason: str
+) -> None:
+    """A service that listens and never answers would hold Ray itself for eleven minutes."""
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            with peer:
+                if says is not None:
+                    peer.recv(100)
+                    peer.sendall(says)
+                else:
+                    while peer.recv(100):
+                        pass
+
+        answering = pool.submit(answer)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        limits = RayLimits(connect_s=0.5)
+        if reason:
+            with pytest.raises(EnvironmentFailure, match=reason):
+                ray_cluster.knock(address, limits)
+        else:
+            ray_cluster.knock(address, limits)
+        answering.result()

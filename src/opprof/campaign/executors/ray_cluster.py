@@ -28,6 +28,9 @@ SLOT_RESOURCE = "opprof_gpu"
 _GPU_RESOURCE = "GPU"
 _CLOCK_LOOKS = 5
 _PORT = re.compile(r"[0-9]{1,5}")
+_HTTP2_SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _HTTP2_SETTINGS
+"""What a gRPC client says first; a gRPC server answers with its own SETTINGS (RFC 9113, 3.4)."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +114,20 @@ def knock(address: str, limits: RayLimits) -> None:
 
     Raises:
         InputError: the address is none.
-        EnvironmentFailure: Ray is missing, or nobody answers.
+        EnvironmentFailure: Ray is missing, nobody answers, or somebody else does: Ray itself would
+            try for more than ten minutes to be understood there.
     """
     import_ray()
     where = check_address(address)
     try:
-        socket.create_connection(where, limits.connect_s).close()
+        with socket.create_connection(where, limits.connect_s) as peer:
+            peer.sendall(_HTTP2_HELLO)
+            frame = peer.recv(len(_HTTP2_SETTINGS))
     except OSError as error:
         reason = error.strerror or error
         raise EnvironmentFailure(f"no Ray cluster answers at {address}: {reason}") from error
+    if frame[3:4] != _HTTP2_SETTINGS[3:4]:
+        raise EnvironmentFailure(f"what answers at {address} is no head of a Ray cluster")
 
 
 async def connect(address: str, campaign: str, limits: RayLimits) -> ModuleType:
