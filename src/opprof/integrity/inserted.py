@@ -1,7 +1,7 @@
 """Views of text that something was put into: tags, terminal codes, invisible characters, borders.
 
-Each function returns collapsed surroundings of what it changed, ``b""`` where nothing was. They are
-decoders of :func:`opprof.integrity.normalize.views`, beside the ones that undo an encoding.
+Each function returns what it changed, or collapsed surroundings of that, and ``b""`` where nothing
+was. They are steps of :func:`opprof.integrity.normalize.views`, beside those that undo an encoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, around, collapse, positions
+from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, around, collapse
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 _BREAK, _BREAK_BEGINS = re.compile(rb"<w?br\b", re.IGNORECASE), list(b"bBwW")
 """Markup has closing tags; the names of C++ kernels have angle brackets without."""
 _TAG = re.compile(rb"<[A-Za-z/!][^<>]*>")
-_CODE = re.compile(
-    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])|.\x08", re.DOTALL
-)
-"""ECMA-48 control sequences, a terminal's titles and links, and overstriking."""
+_CODE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z^-~])")
+"""ECMA-48 control sequences, a terminal's titles and links."""
+_BACK = re.compile(rb"[^\x08]\x08")
+"""Overstriking."""
 _INVISIBLE = re.compile(
     rb"\xe2\x80[\x8b-\x8f\xaa-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf|\xef\xb8[\x80-\x8f]|\xc2\xad"
 )
 """Zero-width and directional marks, variation selectors, soft hyphens."""
 _BLANK_TOKENS = re.compile(rb"\xc4[\xa0\x8a]|\xe2\x96\x81")
 """A blank or line break at the beginning of a token's text: GPT-2's and SentencePiece's."""
-_MISREAD = re.compile(
-    "[^\udc80-\udcff]{0,31}(?:[\udc80-\udcff](?:[^\udc80-\udcff]{0,62}(?=[\udc80-\udcff]))?)+"
-)
-"""Bytes that are no UTF-8 with 31 characters before; further ones within 62."""
+_MISREAD = re.compile("[\udc80-\udcff]")
+"""A byte that is no UTF-8."""
 _REACH = 31
 _NEARBY = range(0x80, 0x100)
 
@@ -58,16 +56,18 @@ def without_tags(text: bytes) -> bytes:
 
 
 def without_codes(text: bytes) -> bytes:
-    """Return what a terminal shows."""
-    sites = [at for code in (b"\x1b", b"\x08") if code in text for at in positions(text, code)]
-    sites.sort()
-    return around(text, sites, lambda part: _CODE.sub(b"", part))
+    """Return all of the text as a terminal shows it."""
+    if b"\x1b" not in text and b"\x08" not in text:
+        return b""
+    return collapse(_BACK.sub(b"", _CODE.sub(b"", text)))
 
 
 def without_invisible(text: bytes) -> bytes:
-    """Return text without characters that nobody sees."""
-    sites = [match.start() for match in _INVISIBLE.finditer(text)]
-    return around(text, sites, lambda part: _INVISIBLE.sub(b"", part))
+    """Return all of the text without characters that nobody sees."""
+    if text.isascii():
+        return b""
+    found, count = _INVISIBLE.subn(b"", text)
+    return collapse(found) if count else b""
 
 
 def normalised(text: bytes, form: Literal["NFC", "NFD"]) -> bytes:
@@ -81,12 +81,17 @@ def normalised(text: bytes, form: Literal["NFC", "NFD"]) -> bytes:
 
 def from_windows(text: bytes) -> bytes:
     """Return text whose bytes that are no UTF-8 are read as Windows-1252 (Latin-1 and more)."""
+    if text.isascii():
+        return b""
     characters = text.decode("utf-8", "surrogateescape")
-    parts = []
+    stretches: list[tuple[int, int]] = []
     for match in _MISREAD.finditer(characters):
-        part = characters[match.start() : match.end() + _REACH]
-        parts.append(part.translate(_WINDOWS).encode("utf-8", "surrogatepass"))
-    return collapse(SEPARATOR.join(parts))
+        start = max(0, match.start() - _REACH)
+        if stretches and start <= stretches[-1][1]:
+            start = stretches.pop()[0]
+        stretches.append((start, match.end() + _REACH))
+    parts = [characters[start:end].translate(_WINDOWS) for start, end in stretches]
+    return collapse(SEPARATOR.join(part.encode("utf-8", "surrogatepass") for part in parts))
 
 
 def _windows() -> dict[int, str]:
@@ -151,15 +156,8 @@ def _rows(at: NDArray[Any], comma: NDArray[Any], size: int) -> Iterator[tuple[in
         yield from zip(start[enough].tolist(), stop[enough].tolist(), strict=True)
 
 
-DECODERS = (
-    without_tags,
-    without_codes,
-    partial(without_borders, quote=b'"'),
-    partial(without_borders, quote=b"'"),
-)
-NOT_ASCII_DECODERS = (
-    without_invisible,
-    partial(normalised, form="NFC"),
-    partial(normalised, form="NFD"),
-)
-"""Only text that is not all ASCII has what these look for."""
+CLEANERS = (without_codes, without_invisible)
+"""What remains stands for the text: no encoding needs what they take out."""
+FORMS = (partial(normalised, form="NFC"), partial(normalised, form="NFD"))
+JOINERS = (partial(without_borders, quote=b'"'), partial(without_borders, quote=b"'"))
+"""Like the forms, the last step: an encoding inside is undone before."""

@@ -93,21 +93,29 @@ def views(text: bytes, *, table: bool = False) -> Iterator[bytes]:
     seen: set[bytes] = set()
     while pending:
         current, depth = pending.pop()
+        for clean in inserted.CLEANERS:
+            # Nothing is encoded by these, so that only what remains is decoded further.
+            if cleaned := clean(current):
+                yield cleaned
+                current = cleaned
+        if not current.isascii():
+            for form in inserted.FORMS:
+                if found := form(current):
+                    yield found
         if depth == MAX_DEPTH:
             continue
-        for decode in decoders if current.isascii() else (*decoders, *_not_ascii(depth)):
+        # What was decoded is in no encoding of one byte a character.
+        first = () if depth or current.isascii() else (inserted.from_windows,)
+        for decode in (*decoders, *first):
             found = decode(current)
             # Of large views only the digest is kept.
             if found and (digest := sha256(found).digest()) not in seen:
                 seen.add(digest)
                 yield found
                 pending.append((found, depth + 1))
-
-
-def _not_ascii(depth: int) -> tuple[Callable[[bytes], bytes], ...]:
-    """What was decoded is in no encoding of one byte a character."""
-    first = () if depth else (inserted.from_windows,)
-    return (*inserted.NOT_ASCII_DECODERS, *first)
+        for join in inserted.JOINERS:
+            if found := join(current):
+                yield found
 
 
 def _without_nul(text: bytes) -> bytes:
@@ -303,5 +311,5 @@ _DECODERS: tuple[Callable[[bytes], bytes], ...] = (
     _from_form,
     _from_shell,
     _from_digits,
-    *inserted.DECODERS,
+    inserted.without_tags,
 )
