@@ -170,12 +170,17 @@ CASES: dict[str, tuple[str, Builder]] = {
     "gzip comment": ("found", lambda: commented(b"x", b"y" * 3000 + PART.encode())),
     "comment of a later member": ("found", lambda: gzip.compress(b"x")
                                   + commented(b"x", b"y" * 3000 + PART.encode())),
-    "endless gzip comment": ("unseen", lambda: commented(b"x", b"y" * 200_000 + PART.encode())),
+    "endless gzip comment": ("found", lambda: commented(b"x", b"y" * 200_000 + PART.encode())),
     "gzip inside of text": ("unseen", lambda: filler(900).encode() + gzip.compress(PART.encode())),
     "zlib": ("unseen", lambda: zlib.compress(PLAIN.encode())),
     "zlib behind text": ("unseen", lambda: filler(9000).encode() + zlib.compress(PLAIN.encode())),
     "zstandard": ("unseen", lambda: b"\x28\xb5\x2f\xfd\x04" + PART.encode()[:9]),
     "letters of bzip2": ("found", lambda: "BZh91AY: " + PART),
+    "letters of xz": ("found", lambda: b"\xfd7zXZ\x00 " + PART.encode()),
+    "letters of gzip": ("found", lambda: b"\x1f\x8b\x08\x00 " + PART.encode() * 3),
+    "letters of a tar": ("found", lambda: filler(900)[:257] + "ustar " + PART + filler(900)),
+    "behind a damaged member": ("found", lambda: gzip.compress(b"x") + b"\x1f\x8b\x08"
+                                + bytes(9) + PART.encode()),
     "bzip2": ("found", lambda: bz2.compress(PART.encode())),
     "bzip2 streams": ("found", lambda: bz2.compress(b"") + bz2.compress(PART.encode())),
     "xz": ("found", lambda: lzma.compress(PART.encode())),

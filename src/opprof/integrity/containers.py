@@ -159,14 +159,16 @@ def _compressed(
     budget: _Budget,
     depth: int,
 ) -> Iterator[Stream | Unlooked]:
-    magic = reader.peek(2)
+    start = reader.peek(_MOST_HEADERS)
+    magic = start[:2]
     inflated = _Inflated(reader, opened, magic, budget)
     if magic == _GZIP:
         # A header may carry a name, a comment and extra fields.
         try:
-            first = gzip_header(reader.peek(_MOST_HEADERS))
+            first = gzip_header(start)
         except Damaged as error:
             yield Unlooked(inside, str(error))
+            yield Stream(_join(inside, "(as it is)"), reader, whole=False)
             return
         yield Stream(_join(inside, "(header)"), _Bytes(first), whole=False)
     inner = name.rsplit(".", 1)[0] if name.endswith(_SUFFIXES) else name
@@ -178,6 +180,9 @@ def _compressed(
             yield Stream(_join(inside, "(rest)"), Chained(inflated.left_over, reader), whole=False)
     except Damaged as error:
         yield Unlooked(inside, str(error))
+    if inflated.damaged:
+        # Text may begin like a packed file: what was taken for one is looked at as it is, too.
+        yield Stream(_join(inside, "(as it is)"), Chained(start, reader), whole=False)
 
 
 def gzip_header(data: bytes) -> bytes:
@@ -257,6 +262,7 @@ class _Outside:
 
 
 def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[Stream | Unlooked]:
+    head = reader.peek(_MOST_HEADERS)
     outside = _Outside(reader)
     try:
         with tarfile.open(  # type: ignore[call-overload]
@@ -287,6 +293,7 @@ def _tar(reader: _Peeked, inside: str, budget: _Budget, depth: int) -> Iterator[
             yield Unlooked(inside, "is a damaged tar, or followed by bytes that belong to none")
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as error:
         yield Unlooked(inside, f"is a damaged or cut tar: {error}")
+        yield Stream(_join(inside, "(as it is)"), Chained(head, reader), whole=False)
 
 
 def _join(inside: str, name: str) -> str:
@@ -353,6 +360,7 @@ class _Inflated:
         self._broken: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # stub
         self._pending = b""
         self.left_over = b""
+        self.damaged = False
         self.headers = bytearray()
         """What the headers of further gzip members carry."""
 
@@ -363,6 +371,7 @@ class _Inflated:
             try:
                 part: bytes = self._engine.decompress(self._pending, min(size, _PIECE))
             except (OSError, EOFError, ValueError, lzma.LZMAError, self._broken) as error:
+                self.damaged = True
                 raise Damaged(f"is damaged: {error}") from error
             self._pending = bytes(getattr(self._engine, "unconsumed_tail", b""))
             if self._engine.eof:
@@ -370,6 +379,7 @@ class _Inflated:
             elif not part and not self._pending:
                 self._pending = self._reader.read(_READ)
                 if not self._pending:
+                    self.damaged = True
                     raise Damaged("ends before its trailer: the file was cut short")
             if part:
                 self._budget.take(len(part))
