@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from crash_site import LIFE_S, TABLE, Site, Tally, Watch, orphans, settle
 
@@ -102,7 +102,7 @@ def die_at_random(
 def _disturb(blow: Blow, plan: dict[str, list[str]]) -> None:
     """Kill what is planned while this life lasts."""
     while blow.life.poll() is None and any(plan.values()):
-        record = _under_way(blow.site)
+        record = _under_way(blow.site, blow.begun_ns)
         if record is None or not plan[record.run]:
             time.sleep(POLL_S)
             continue
@@ -120,6 +120,7 @@ class Blow:
     chance: random.Random
     spans: dict[str, float]
     life: subprocess.Popen[bytes]
+    begun_ns: int = field(default_factory=time.time_ns)
 
     def strike(self, record: RunRecord, kind: str) -> bool:
         """Kill a victim at a random time of its life in this attempt; tell whether that hit."""
@@ -213,5 +214,10 @@ def _runs(site: Site) -> list[RunRecord]:
     return Store(site.folder, wall_ns=time.time_ns).runs()
 
 
-def _under_way(site: Site) -> RunRecord | None:
-    return next((record for record in _runs(site) if record.state in _ACTIVE), None)
+def _under_way(site: Site, since_ns: int) -> RunRecord | None:
+    """Return the run with an attempt of this life, not one that an earlier life has left."""
+    for record in _runs(site):
+        attempt = record.attempt
+        if attempt is not None and attempt.phase in _ACTIVE:
+            return record if attempt.transitions[0].wall_ns >= since_ns else None
+    return None
