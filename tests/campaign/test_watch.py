@@ -69,9 +69,18 @@ def _record(folder: Path, pid: int, **changes: object) -> None:
     Store(folder, wall_ns=time.time_ns).write_controller(record)
 
 
+def freeze(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and see it stopped: of two signals that wait, SIGTERM would come first."""
+    process.send_signal(signal.SIGSTOP)
+    give_up = time.monotonic() + 60
+    while (seen := ProcessTable().look(process.pid)) is None or seen.state != "T":
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 def test_a_stopped_controller_is_named_within_seconds(owner: Owner, tmp_path: Path) -> None:
     process = owner("plain")
-    process.send_signal(signal.SIGSTOP)
+    freeze(process)
     done = CliRunner().invoke(root, ["campaign", "stop", str(tmp_path)])
     assert isinstance(done.exception, EnvironmentFailure) or done.exit_code == 1
     said = done.stderr + str(done.exception)
@@ -86,7 +95,7 @@ def test_a_stopped_controller_is_named_within_seconds(owner: Owner, tmp_path: Pa
 
 def test_a_controller_that_is_let_go_on_in_time_ends(owner: Owner, tmp_path: Path) -> None:
     process = owner("plain")
-    process.send_signal(signal.SIGSTOP)
+    freeze(process)
     later = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.5; kill -CONT {process.pid}"])
     assert stop_controller(tmp_path, now=False, say=pytest.fail).startswith("stopped")
     later.wait()
