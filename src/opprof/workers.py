@@ -123,9 +123,10 @@ def _pooled(
             reason = "a worker process was killed (memory?); try fewer with --jobs"
             raise EnvironmentFailure(reason) from error
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             for child in set(multiprocessing.active_children()) - others:
                 child.terminate()
+            # Waited for: a pool let go of while it ends may do so in the interpreter's own exit.
+            pool.shutdown(wait=True, cancel_futures=True)
             raise
     return results
 
