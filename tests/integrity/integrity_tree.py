@@ -11,6 +11,7 @@ from pathlib import Path
 from opprof.artifacts.scan import ScanReport
 from opprof.integrity.check import scan_folder
 
+LOG = "runs/P01-C00-saturation/server.log"
 SECRET = (
     'Dear doctor, my neighbour\'s name is Ægir Öztürk;\nhe said "the code is 4711" and\tlaughed. '
     "我昨天在医院遇见了一位老朋友他告诉我他的病已经好了但是我不相信他说的话因为他看起来很累 "

@@ -39,11 +39,6 @@ def campaign(built: Path, tmp_path: Path) -> Path:
     return tmp_path / "c"
 
 
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return write_manifest(tmp_path / "private", [SECRET])
-
-
 def run_pack(campaign: Path, manifest: Path, name: str = "out/c.tar.gz", **changes: Any) -> Packed:
     protocol = load_protocol(campaign / "protocol.toml")
     assert protocol is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from integrity_tree import SECRET, plant, scan, tar_of, write_manifest
+from integrity_tree import LOG, SECRET, plant, scan, tar_of, write_manifest
 
 from opprof.campaign.checks import privacy_gate
 from opprof.cli import main
@@ -20,23 +20,16 @@ from opprof.errors import InputError
 from opprof.integrity import check, containers
 from opprof.integrity.scan import Scanner
 
-LOG = "runs/P01-C00-saturation/server.log"
 HERE = os.getpid()
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return write_manifest(tmp_path / "private", [SECRET])
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    plant(tmp_path / "campaign", LOG, "harmless")
+def tree(tree: Path) -> Path:
     for name in ("a", "b"):
         # Each is a batch of its own, so that two workers have something to do.
-        with (tmp_path / "campaign" / name).open("wb") as stream:
+        with (tree / name).open("wb") as stream:
             stream.truncate(5 << 20)
-    return tmp_path / "campaign"
+    return tree
 
 
 def no_memory(*_: Any) -> NoReturn:

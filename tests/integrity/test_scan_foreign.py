@@ -13,25 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integrity_tree import SECRET, kinds, plant, scan, tar_of, write_manifest
+from integrity_tree import LOG, SECRET, kinds, scan, tar_of, write_manifest
 
 from opprof.artifacts.scan import ScanReport
 from opprof.integrity import scan as scanning
 from opprof.integrity.containers import PlainFile
 from opprof.integrity.normalize import is_text
-
-LOG = "runs/P01-C00-saturation/server.log"
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return write_manifest(tmp_path / "private", [SECRET])
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    plant(tmp_path / "campaign", LOG, "harmless")
-    return tmp_path / "campaign"
 
 
 def reasons(report: ScanReport, name: str) -> str:

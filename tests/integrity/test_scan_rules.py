@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integrity_tree import SECRET, kinds, plant, scan, tar_of, write_manifest
+from integrity_tree import LOG, SECRET, kinds, scan, tar_of, write_manifest
 
 from opprof.artifacts import catalogue
 from opprof.cli import main
@@ -24,18 +24,6 @@ from opprof.integrity.source import read_private
 from opprof.protocol.load import packaged_path
 
 ROOT = Path(__file__).parents[2]
-LOG = "runs/P01-C00-saturation/server.log"
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    return write_manifest(tmp_path / "private", [SECRET])
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    plant(tmp_path / "campaign", LOG, "harmless")
-    return tmp_path / "campaign"
 
 
 @pytest.mark.parametrize("folder", ["examples", "schemas", "docs", "protocols"])
