@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from opprof.analysis.run import analyze_run
 from opprof.client.lockstep import LockstepTransport, parse_address
 from opprof.client.options import RunOptions, build_plan
 from opprof.client.ports import Outcome, RequestSpec
@@ -177,6 +180,38 @@ def test_a_killed_engine_ends_the_run_without_a_result_that_is_accepted(
         transport.close()
     with pytest.raises(EnvironmentFailure, match="no embedded engine answers"):
         run_client(options(manifest, port, tmp_path / "other", opprof_dir=None), bound())
+
+
+@pytest.mark.parametrize("under_load", [False, True], ids=["after the load", "under load"])
+def test_a_killed_engines_checkpoint_is_judged_on_the_clock_of_the_run(
+    manifest: Path, tmp_path: Path, under_load: bool
+) -> None:
+    """A-P3-5: the controller's signal is told by the machine's clock, the checkpoint is not."""
+    run, protocol = tmp_path / "run", bound()
+    with serving(run) as (port, process):
+
+        def kill_at_first_answer() -> None:
+            records = run / "client" / "requests.jsonl"
+            while not (records.is_file() and records.stat().st_size):
+                time.sleep(0.01)
+            process.kill()
+
+        killer = threading.Thread(target=kill_at_first_answer, daemon=True)
+        if under_load:
+            killer.start()
+        report = run_client(options(manifest, port, run), protocol)
+        process.kill()
+        process.wait()
+    assert report.result is not None
+    (run / "environment.json").write_text(json.dumps({"signal_wall_ns": time.time_ns()}))
+    analysis = analyze_run(run, protocol)
+    accounting = analysis.layer1.accounting
+    assert not accounting.footer_in_stream
+    assert accounting.valid, accounting.reasons
+    assert accounting.checkpoint_age_ms is not None
+    assert abs(accounting.checkpoint_age_ms) <= 1100
+    (gate,) = [gate for gate in analysis.sanity.gates if gate.name == "sidecar_age"]
+    assert gate.outcome == "pass", gate.reason
 
 
 def test_health_is_answered_and_outstanding_requests_are_no_clean_end(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +13,15 @@ from hypothesis import strategies as st
 
 from layer1_samples import footer, header, sidecar, step, text, write_stream
 from opprof.artifacts.composition import StreamAccounting
+from opprof.artifacts.layer1 import Sidecar
+from opprof.artifacts.run import Interval, Timeline
 from opprof.protocol.model import Layer1
-from opprof.telemetry.accounting import REASON_CODES, account, step_order_faults
+from opprof.telemetry.accounting import (
+    REASON_CODES,
+    account,
+    signal_on_stream_clock,
+    step_order_faults,
+)
 from opprof.telemetry.stream import read_sidecar, read_stream
 
 RULE = Layer1(flush_interval_s=1.0, checkpoint_tolerance_ms=100.0)
@@ -210,3 +218,36 @@ def test_order_faults_agree_with_their_definition(indices: list[int]) -> None:
         if found
     ]
     assert names == expected
+
+
+@pytest.mark.parametrize(
+    ("clock", "signal_ns", "mono_ns", "ends_ns", "expected"),
+    [
+        ("CLOCK_MONOTONIC", 77, 500, [900], 77),
+        ("CLOCK_MONOTONIC", None, 500, [900], None),
+        # 400 ns after the checkpoint the client's clock stood still.
+        ("virtual", 77, 500, [800, 900], CHECKPOINT_NS + 400),
+        ("virtual", None, 500, [900], None),
+        ("virtual", 77, None, [900], None),
+        ("virtual", 77, 500, [], None),
+    ],
+)
+def test_the_signal_is_told_by_the_checkpoints_clock(
+    clock: str,
+    signal_ns: int | None,
+    mono_ns: int | None,
+    ends_ns: list[int],
+    expected: int | None,
+) -> None:
+    found = msgspec.convert(sidecar(2, final=False, mono_time_ns=mono_ns), Sidecar)
+    timeline = Timeline(
+        schema=1,
+        pattern="P01",
+        config="C00",
+        load_point="saturation",
+        max_concurrency=1,
+        rate_rps=None,
+        clock=clock,
+        intervals=[Interval("clean", i, 0, end) for i, end in enumerate(ends_ns)],
+    )
+    assert signal_on_stream_clock(signal_ns, timeline, found) == expected

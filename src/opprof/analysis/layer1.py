@@ -22,7 +22,7 @@ from opprof.artifacts.run import Interval, IntervalKind
 from opprof.protocol import Protocol
 from opprof.rules.recovery import Recovery
 from opprof.rules.stabilization import Stabilization
-from opprof.telemetry.accounting import account
+from opprof.telemetry.accounting import account, signal_on_stream_clock
 from opprof.telemetry.composition import compose
 from opprof.telemetry.graph import graph_faults, graph_observations
 from opprof.telemetry.membership import Members, leaked_rows, members, union_members
@@ -80,9 +80,9 @@ def read_layer1(inputs: RunInputs, protocol: Protocol | None) -> Layer1Side:
     """
     stream = read_stream(inputs.stream)
     rule = None if protocol is None else protocol.file.layer1
-    accounting = account(
-        stream, read_sidecar(inputs.stream), rule=rule, signal_wall_ns=inputs.signal_wall_ns
-    )
+    sidecar = read_sidecar(inputs.stream)
+    signal_wall_ns = signal_on_stream_clock(inputs.signal_wall_ns, inputs.timeline, sidecar.sidecar)
+    accounting = account(stream, sidecar, rule=rule, signal_wall_ns=signal_wall_ns)
     requests = None if inputs.requests is None else read_requests(inputs.requests)
     side = _summaries(inputs, stream, accounting, requests)
     # The gates judge the summaries, so they come last.

@@ -16,7 +16,6 @@ from opprof.code_hash import code_sha256
 from opprof.files import sha256_file
 from opprof.protocol import Protocol
 
-_VIRTUAL_CLOCK = "virtual"
 _EMBEDDED_ENGINE = "opprof-sim"
 _TRACE_LABEL = b'"opprofSimulated"'
 _TRACE_HEAD_BYTES = 4096
@@ -57,7 +56,7 @@ def simulation_labels(inputs: RunInputs) -> list[str]:
     """
     found = []
     timeline, result = inputs.timeline, inputs.result
-    if timeline.simulated or timeline.clock == _VIRTUAL_CLOCK:
+    if timeline.simulated or timeline.virtual:
         found.append("client/timeline.json")
     if result is not None and result.simulated:
         found.append("client/result.json")

@@ -29,7 +29,8 @@ class StreamAccounting(Struct, frozen=True, forbid_unknown_fields=True):
     sidecar_final: bool | None
     checkpoint_wall_ns: int | None
     signal_wall_ns: int | None
-    """When the hard kill was signalled; null at a clean close or when not recorded."""
+    """When the engine was told to end, on the clock of ``checkpoint_wall_ns``; null when that was
+    not recorded."""
     checkpoint_age_ms: float | None
     flush_interval_s: float | None
     valid: bool

@@ -16,6 +16,8 @@ from msgspec import Meta, Struct
 from opprof.artifacts.common import SanityBlock
 
 SCHEMA = 1
+VIRTUAL_CLOCK = "virtual"
+"""A timeline's clock that is passed around, and no machine's."""
 
 Count = Annotated[int, Meta(ge=0)]
 MonoNs = Annotated[int, Meta(ge=0)]
@@ -63,6 +65,11 @@ class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the run stands; null in timelines of other producers. A run that was killed says
     ``running`` and has no ``result.json``."""
     state_reason: str | None = None
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its times are those of a passed clock, comparable with no clock of a machine."""
+        return self.clock == VIRTUAL_CLOCK
 
     @property
     def cell(self) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from opprof.artifacts.run import VIRTUAL_CLOCK
 from opprof.client.ports import ControlReply, Outcome, Prepared, RequestSpec, WindowState
 
 
@@ -28,7 +29,7 @@ class _VirtualTimer:
 class VirtualClock:
     """Time that jumps from event to event; equal times keep the order of their calls."""
 
-    name = "virtual"
+    name = VIRTUAL_CLOCK
 
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns

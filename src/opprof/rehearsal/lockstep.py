@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from opprof.artifacts.run import VIRTUAL_CLOCK
 from opprof.client.lockstep import Hello, Wire
 from opprof.client.ports import ControlReply, Outcome, Prepared, RequestSpec
 from opprof.engines.sim.engine import SimEngine
@@ -47,7 +48,7 @@ class _RemoteTimer:
 class RemoteClock:
     """A clock whose events stand in another process' queue."""
 
-    name = "virtual"
+    name = VIRTUAL_CLOCK
 
     def __init__(self) -> None:
         self._now_ns = START_NS

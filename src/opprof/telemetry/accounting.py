@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from opprof.artifacts.composition import StreamAccounting
 from opprof.artifacts.layer1 import Footer, Sidecar
+from opprof.artifacts.run import Timeline
 from opprof.protocol.model import Layer1
 from opprof.telemetry.stream import SidecarFile, Stream
 
@@ -58,7 +59,8 @@ def account(
 
     With an in-stream footer the final sidecar must agree with it in every counter. Without one the
     latest sidecar is authoritative: its counters must equal the step lines, and its age at
-    ``signal_wall_ns`` (wall-clock nanoseconds of the hard kill) must be at most the flush interval,
+    ``signal_wall_ns`` (when the engine was told to end, on the wall clock of its checkpoints: see
+    :func:`signal_on_stream_clock`) must be at most the flush interval,
     with ``rule.checkpoint_tolerance_ms`` reported apart. A writer that outlives the engine writes
     its last checkpoint after the signal: the age is negative, and nothing older is missing.
 
@@ -83,6 +85,24 @@ def account(
     if sidecar.sidecar is not None:
         reasons += _interval_faults(stream, sidecar.sidecar)
     return _summary(stream, sidecar.sidecar, signal_wall_ns, age_ms, tolerance_ms, reasons)
+
+
+def signal_on_stream_clock(
+    signal_wall_ns: int | None, timeline: Timeline, sidecar: Sidecar | None
+) -> int | None:
+    """Return when the engine was told to end, on the wall clock that its checkpoints are told by.
+
+    A controller's clock is that of its machine (``signal_wall_ns``, nanoseconds, None where no
+    signal was recorded), and so is a real engine's. An embedded engine in virtual time has the
+    client's clock, which stands still from the end of the timeline on, whatever time it is when
+    somebody ends the process; the checkpoint ties that clock to the engine's wall clock.
+    """
+    if signal_wall_ns is None or not timeline.virtual:
+        return signal_wall_ns
+    if sidecar is None or sidecar.mono_time_ns is None or not timeline.intervals:
+        return None
+    stood_still_ns = max(interval.end_mono_ns for interval in timeline.intervals)
+    return sidecar.wall_time_ns + stood_still_ns - sidecar.mono_time_ns
 
 
 def _summary(
