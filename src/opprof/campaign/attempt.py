@@ -111,6 +111,8 @@ class Facts:
     server_killed: bool = False
     port: int = 0
     launched_mono_ns: int | None = None
+    load_begun: bool = False
+    """What belongs to a measured interval can be asked for; before it, ``fault`` says it all."""
     freed_mono_ns: int | None = None
     signal_wall_ns: int | None = None
     log_bytes_at_kill: int | None = None

@@ -143,9 +143,9 @@ class Attempt:
         command = launch.command(place)
         server_log = self._folder / "server.log"
         facts.launched_mono_ns = time.monotonic_ns()
+        facts.server_failed = True
         with _open_log(server_log) as log:
             self._server = await self._start("server", command, environment, log)
-        facts.server_failed = True
         await wait_healthy(self._server, facts.port, options, server_log)
         facts.server_failed = False
         await self._journal.phase("serving")
@@ -170,6 +170,7 @@ class Attempt:
         if self._meeting is not None:
             await self._meeting.may_load(spec.run)
         await self._journal.phase("loading")
+        facts.load_begun = True
         with _open_log(self._log("client")) as log:
             client = await self._start("client", command, environment, log)
         waiting = asyncio.ensure_future(client.wait(deadline_s))
@@ -289,7 +290,7 @@ class Attempt:
         own = [health, checks.privacy_gate(self._facts.scan_exit, self._scan_log)]
         own += checks.refused_input(self._facts)
         own += checks.refused_manifest(self._spec, self._facts)
-        return [*self._around.gates(self._facts.fault), *self._facts.engine_gates, *own]
+        return [*self._around.gates(self._facts), *self._facts.engine_gates, *own]
 
     def _write_environment(self) -> None:
         """Write what is known by now: a launch is recorded before it is made, a load likewise."""

@@ -57,9 +57,12 @@ class Surroundings:
         self.looks: dict[Moment, Snapshot] = {}
         self.samples: list[Snapshot] = []
         self.memory_left: list[int] | None = None
+        self._asked: set[Moment] = set()
+        """The moments of :attr:`looks`, and those at which a look failed."""
 
     async def look(self, moment: Moment) -> Snapshot:
         """Take and keep a snapshot; it does not hold up the event loop."""
+        self._asked.add(moment)
         label = f"{self._spec.run}/{self._spec.number}/{moment}"
         snapshot = await asyncio.to_thread(self._host.snapshot, self._gpus, label)
         if moment == "sample":
@@ -98,12 +101,18 @@ class Surroundings:
 
     # ------------------------------------------------------------------------- gates
 
-    def gates(self, fault: str = "") -> list[Gate]:
+    def gates(self, facts: Facts) -> list[Gate]:
         """Judge what was seen (names as :mod:`opprof.campaign.gate_rules` knows them).
 
-        ``fault``: what ended the attempt, told where it kept anybody from looking.
+        An attempt that broke off has only the looks up to there. What was not to be looked at any
+        more is no fault beside the one that broke it off.
         """
-        return [self.idle(fault), self._contamination(), self.memory(), self.clock_load(fault)]
+        return [
+            self.idle(facts.fault),
+            self._contamination(),
+            self.memory(launched=facts.launched_mono_ns is not None),
+            self.clock_load(facts),
+        ]
 
     def idle(self, fault: str = "") -> Gate:
         """Nothing ran on the selected GPUs before the server was started."""
@@ -134,10 +143,12 @@ class Surroundings:
             return _gate("gpu_contamination", "fail", _names(strange.values()), numbers)
         return _gate("gpu_contamination", "pass", "nobody else was seen on the GPUs", numbers)
 
-    def memory(self) -> Gate:
+    def memory(self, *, launched: bool) -> Gate:
         """GPU memory is back where it was before the server (A-P3-2)."""
         if not self._gpus:
             return _gate("gpu_memory", "not_evaluable", _NO_GPU)
+        if not launched:
+            return _gate("gpu_memory", "not_evaluable", "no server was launched")
         idle = self.looks.get("idle")
         if idle is None or self.memory_left is None:
             return _gate("gpu_memory", "fail", "nobody looked after the server's end")
@@ -148,7 +159,7 @@ class Surroundings:
                 return _gate("gpu_memory", "fail", f"GPU {index} still holds {used} bytes", numbers)
         return _gate("gpu_memory", "pass", "back at its value before the server", numbers)
 
-    def clock_load(self, fault: str = "") -> Gate:
+    def clock_load(self, facts: Facts) -> Gate:
         """Host load and full clock snapshots stand before and after the measured interval.
 
         The protocol has no numeric limit for them: clocks, power capping and load are recorded.
@@ -156,9 +167,11 @@ class Surroundings:
         protected itself, other clock limits than at the start, foreign processes.
         """
         before, after = self.looks.get("before"), self.looks.get("after")
+        why = f": {facts.fault}" if facts.fault else ""
+        if not facts.load_begun and ("before" in self.looks or "before" not in self._asked):
+            return _gate("clock_load", "not_evaluable", f"no load was offered{why}")
         if before is None or after is None:
             missing = " and ".join(n for n in ("before", "after") if n not in self.looks)
-            why = f": {fault}" if fault else ""
             return _gate("clock_load", "fail", f"no snapshot {missing} the load{why}")
         looks = [before, *self.samples, after]
         strange = {p.pid for look in looks for p in foreign(look.processes)}
