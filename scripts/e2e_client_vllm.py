@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ MACHINE_GATES = {
     "recovery_zero_median_waiting_max = 1": "recovery_zero_median_waiting_max = 64",
     "offered_rate_error_max = 0.05": "offered_rate_error_max = 0.10",
 }
+# Of saturation: the protocol's 0.6 leaves bursts of eight no room where a third party takes one of
+# two cores for seconds.
+RATE_FRACTION = 0.4
 # Gates that other work on a shared machine can fail between the two load points of a cell.
 MACHINE_BOUND = ("offered_rate", "client_lag", "client_cpu", "client_loop_delay")
 
@@ -94,6 +98,7 @@ def load_point(
         print(f"     {reason}")
     records = lines(run / "client" / "requests.jsonl")
     check_counts(checks, name, run, records)
+    check_never_admitted(checks, name, run, records)
     check_timeline(checks, name, run, scale)
     check_engine(checks, name, run, records)
     check_traces(checks, name, run, result)
@@ -107,10 +112,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def check_counts(checks: Checks, name: str, run: Path, records: list[dict[str, Any]]) -> None:
     """Requested and actual work, by the server's usage."""
-    checks.that(bool(records), f"{name}: {len(records)} requests")
-    checks.that(all(r["error"] is None for r in records), f"{name}: no request failed")
+    sent = [r for r in records if r["admitted_mono_ns"] is not None]
+    checks.that(bool(sent), f"{name}: {len(sent)} requests")
+    errors = Counter(r["error"] for r in sent if r["error"] is not None)
+    checks.that(not errors, f"{name}: no request failed {dict(errors) or ''}".rstrip())
     checks.that(
-        all(r["output_tokens"] == r["requested_output_tokens"] == OUTPUT for r in records),
+        all(r["output_tokens"] == r["requested_output_tokens"] == OUTPUT for r in sent),
         f"{name}: every answer has {OUTPUT} tokens",
     )
     ids = [r["request_id"] for r in records]
@@ -122,6 +129,27 @@ def check_counts(checks: Checks, name: str, run: Path, records: list[dict[str, A
     checks.that(
         not any(f'"{field}"' in text for field in prompts for text in texts),
         f"{name}: no prompt and no text in the client's files",
+    )
+
+
+def check_never_admitted(
+    checks: Checks, name: str, run: Path, records: list[dict[str, Any]]
+) -> None:
+    """What waited for the cap when admission ended is recorded as such, and only that."""
+    never = [r for r in records if r["admitted_mono_ns"] is None]
+    if not never:
+        return
+    sent = [r for r in records if r["admitted_mono_ns"] is not None]
+    timeline = json.loads((run / "client" / "timeline.json").read_text())
+    end_ns = next(i["start_mono_ns"] for i in timeline["intervals"] if i["kind"] == "drain")
+    ended = [r["completed_mono_ns"] or end_ns + 1 for r in sent]
+    running = sum(r["admitted_mono_ns"] <= end_ns < e for r, e in zip(sent, ended, strict=True))
+    latest = max(r["scheduled_mono_ns"] for r in sent)
+    checks.that(
+        running == CONCURRENCY
+        and all(r["error"] == "never_admitted" for r in never)
+        and all(latest <= r["scheduled_mono_ns"] < end_ns for r in never),
+        f"{name}: the last {len(never)} waited for the cap when admission ended",
     )
 
 
@@ -203,9 +231,16 @@ def cell(folder: Path, env: Path, scale: float) -> tuple[Checks, list[str]]:
     if not first["accepted"]:
         return checks, first["reasons"]
     result = str(folder / "saturation" / "client" / "result.json")
-    moderate = ["--load-point", "moderate", "--rate-fraction", "0.6", "--saturation-result", result]
+    moderate = [
+        "--load-point",
+        "moderate",
+        "--rate-fraction",
+        str(RATE_FRACTION),
+        "--saturation-result",
+        result,
+    ]
     second = load_point(checks, env, folder / "moderate", manifest, protocol, scale, *moderate)
-    rate = 0.6 * first["completed_rps"]
+    rate = RATE_FRACTION * first["completed_rps"]
     checks.that(second["metrics"]["rate"]["rate_rps"] == rate, f"moderate: {rate:.3f} requests/s")
     return checks, second["reasons"]
 
