@@ -306,7 +306,7 @@ def test_a_full_disk_holds_up_no_ending_of_processes(site: Site, monkeypatch: An
 
 def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None:
     """A failed run becomes complete with the data that it has; nothing is rerun."""
-    strict = small_protocol(site.protocol, changes={"warmup_completions_min": "1000000"})
+    strict = small_protocol(site.protocol, changes={"warmup_completions_min": "4096"})
     site.start("--only", "P01")
     site.wait_end()
     failed = site.store.run("P01-C00-saturation")

@@ -69,14 +69,14 @@ def test_an_amendment_sets_its_key_and_records_both_values(base: Protocol) -> No
 
 LINE = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 CHOICES: dict[str, st.SearchStrategy[Any]] = {
-    "patterns.P10.drain_budget_s": st.integers(1, 9000),
+    "patterns.P10.drain_budget_s": st.integers(1, 1800),
     "patterns.P02.warmup_rule": st.just("completions_or_stabilized"),
     "gates.warmup_completions_min": st.integers(0, 500).filter(lambda v: v != 32),
     "gates.warmup_stabilized_drift_max": st.floats(0.11, 4.0),
     "h1b.thresholds.R64": st.floats(0.2, 4.0),
     "pinned.hardware": LINE.filter(lambda v: v != "NVIDIA H20"),
     "configs.C10.purpose": LINE,
-    "budget.public_bytes_max": st.integers(1, 1 << 40),
+    "budget.public_bytes_max": st.integers(4_000_000_000, 1 << 40),
     "mapping.alternatives": st.just([]),
     "ranking.other_may_be_top": st.just(True),
     "representativeness.features": st.just(["decode_batch"]),

@@ -67,9 +67,7 @@ def test_a_file_that_no_record_can_hold_is_one_error(text: str, reason: str) -> 
         (changed("date", '"2026-99-12"'), "date: '2026-99-12' is no day"),
         (changed("families", "[]"), "ranking.families: empty"),
         (changed("features", "[]"), "representativeness.features: empty"),
-        (changed("bin_s", "1e-300"), "statistics.bin_s: 2.4e\\+302 bins"),
-        (changed("bootstrap_resamples", "1000000000000"), "statistics.bootstrap_resamples"),
-        (changed("permutations", "1000000000000"), "statistics.permutations"),
+        (changed("bin_s", "1e-6"), "statistics.bin_s: 2.4e\\+08 bins"),
         (changed("percentiles", "[50, 50]"), "statistics.percentiles: '50' occurs twice"),
         (changed("alternatives", '["v1", "v1"]'), "mapping.alternatives: 'v1' occurs twice"),
         (

@@ -11,12 +11,21 @@ from msgspec import Meta, field
 from opprof.protocol.base import (
     CountInt,
     Date,
-    NonNegative,
-    Positive,
+    Fraction,
+    Hours,
+    Large,
+    LargeOrZero,
     PositiveInt,
+    Ratio,
+    Seconds,
+    SecondsOrZero,
     Sha256,
     Table,
 )
+
+Repeats = Annotated[
+    int, Meta(ge=0, le=10, description="what fails more often is no accident any more")
+]
 
 
 class Confirmations(Table, frozen=True):
@@ -31,7 +40,7 @@ class Burnin(Table, frozen=True):
     """Unmeasured compile warm-up, one per configuration."""
 
     pattern: str
-    seconds: Positive
+    seconds: Seconds
 
 
 class Colocation(Table, frozen=True):
@@ -42,8 +51,8 @@ class Colocation(Table, frozen=True):
     backgrounds_eight: list[str]
     backgrounds_four: list[str]
     top_families: PositiveInt
-    throughput_error_max: NonNegative
-    share_error_max: NonNegative
+    throughput_error_max: Ratio
+    share_error_max: Fraction
     profile_windows: PositiveInt | None = None
     """Windows of a target's moderate run; they are no cells of the matrix."""
 
@@ -51,30 +60,30 @@ class Colocation(Table, frozen=True):
 class Placement(Table, frozen=True):
     """A-P3-1: GPUs, disjoint CPU masks and NUMA nodes."""
 
-    gpus: PositiveInt
+    gpus: Annotated[int, Meta(ge=1, le=1024, description="no host has more GPUs")]
     cpu_map: list[str]
-    numa_nodes: list[CountInt]
-    idle_gpu_bytes_max: CountInt | None = None
+    numa_nodes: list[Annotated[int, Meta(ge=0, le=1023, description="Linux knows 1024 NUMA nodes")]]
+    idle_gpu_bytes_max: LargeOrZero | None = None
     """What a driver without any process may hold on a GPU that counts as idle (stop 2)."""
 
 
 class Budget(Table, frozen=True):
     """Costs and hard stops."""
 
-    startup_s: NonNegative
-    profile_window_s: NonNegative
-    shutdown_s: NonNegative
-    confirmation_s: Positive
-    gpu_hours_max: Positive
-    gpu_hours_used: NonNegative
-    gpu_hours_estimate: NonNegative
-    wall_hours_estimate: NonNegative
-    public_bytes_max: PositiveInt
-    private_bytes_max: PositiveInt
-    free_space_bytes_min: CountInt
-    parallel_wall_hours_estimate: tuple[NonNegative, NonNegative] | None = None
+    startup_s: SecondsOrZero
+    profile_window_s: SecondsOrZero
+    shutdown_s: SecondsOrZero
+    confirmation_s: Seconds
+    gpu_hours_max: Annotated[float, Meta(gt=0, le=1e6, description="a million hours are a century")]
+    gpu_hours_used: Hours
+    gpu_hours_estimate: Hours
+    wall_hours_estimate: Hours
+    public_bytes_max: Large
+    private_bytes_max: Large
+    free_space_bytes_min: LargeOrZero
+    parallel_wall_hours_estimate: tuple[Hours, Hours] | None = None
     """Expected wall time of the matrix at full width, from and to (A-P3-1)."""
-    public_bytes_estimate: PositiveInt | None = None
+    public_bytes_estimate: Large | None = None
     """Expected size of the public artefacts; the stop is ``public_bytes_max``."""
 
 
@@ -91,9 +100,9 @@ class StopCondition(Table, frozen=True):
 class Reruns(Table, frozen=True):
     """What may be repeated exactly, once; every attempt stays in the report."""
 
-    infrastructure_max: CountInt
+    infrastructure_max: Repeats
     """Reruns of a run after an infrastructure or profile-artefact failure."""
-    unrepresentative_max: CountInt
+    unrepresentative_max: Repeats
     """Reruns of a load point whose profiler windows were not representative."""
 
 
@@ -110,8 +119,8 @@ class Expected(Table, frozen=True):
     burnins: CountInt
     windows: CountInt
     trace_files: CountInt
-    clean_s_per_run: NonNegative
-    primary_run_s: NonNegative
+    clean_s_per_run: Annotated[float, Meta(ge=0)]
+    primary_run_s: Annotated[float, Meta(ge=0)]
 
 
 class AmendedValue(Table, frozen=True):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from opprof.artifacts.kernels import FAMILIES
-from opprof.errors import InputError
-from opprof.host.cpus import parse_cpus
 from opprof.protocol.base import is_date
 from opprof.protocol.check_commands import check_commands, variables_of
+from opprof.protocol.check_numbers import check_numbers
 from opprof.protocol.design import cells, design
 from opprof.protocol.model import ProtocolFile
 
@@ -21,9 +20,6 @@ WASTE_METRICS = (
     "CV_moe",
 )
 _ESTIMATE_TOLERANCE_HOURS = 0.1
-_BINS_MAX = 1_000_000
-_DRAWS_MAX = 10_000_000
-"""What fits into the memory of one machine; no measurement is decided by them."""
 
 
 def check_protocol(protocol: ProtocolFile) -> list[str]:
@@ -33,9 +29,10 @@ def check_protocol(protocol: ProtocolFile) -> list[str]:
         *_references(protocol),
         *_domains(protocol),
         *_dates(protocol),
-        *_sizes(protocol),
+        *_empty(protocol),
         *_status(protocol),
         *_stops(protocol),
+        *check_numbers(protocol),
         *check_commands(protocol),
     ]
     if problems:
@@ -126,25 +123,11 @@ def _unknown(kind: str, used: dict[str, list[str]], known: set[str]) -> list[str
 
 def _domains(protocol: ProtocolFile) -> list[str]:
     problems: list[str] = []
-    placement, mapping, waste = protocol.placement, protocol.mapping, protocol.waste
-    for key, values in (("cpu_map", placement.cpu_map), ("numa_nodes", placement.numa_nodes)):
-        if len(values) != placement.gpus:
-            problems.append(f"placement.{key}: {len(values)} entries for {placement.gpus} GPUs")
-    for mask in placement.cpu_map:
-        try:
-            if not parse_cpus(mask):
-                problems.append("placement.cpu_map: a mask without a CPU")
-        except InputError as error:
-            problems.append(f"placement.cpu_map: {error.reason}")
+    mapping, waste = protocol.mapping, protocol.waste
     if mapping.pinned in mapping.alternatives:
         problems.append(f"mapping.alternatives: {mapping.pinned!r} is the pinned table itself")
     if waste.raggedness_primary not in waste.raggedness_cohorts:
         problems.append("waste.raggedness_primary: not one of waste.raggedness_cohorts")
-    if protocol.budget.gpu_hours_used > protocol.budget.gpu_hours_max:
-        problems.append("budget.gpu_hours_used: above gpu_hours_max before anything ran")
-    blocks = protocol.statistics.block_s / protocol.statistics.bin_s
-    if blocks < 1 or blocks != round(blocks):
-        problems.append("statistics.block_s: not a whole number of bins (statistics.bin_s)")
     irregular = set(protocol.h1b.irregular)
     problems += [
         f"h1b.contrasts: {a!r} is not in h1b.irregular"
@@ -186,9 +169,9 @@ def _status(protocol: ProtocolFile) -> list[str]:
     ]
 
 
-def _sizes(protocol: ProtocolFile) -> list[str]:
+def _empty(protocol: ProtocolFile) -> list[str]:
     """What a decision cannot be made of: it would be found out after the last run."""
-    problems = [
+    return [
         f"{key}: empty, and something of it is needed for a decision"
         for key, values in (
             ("ranking.families", protocol.ranking.families),
@@ -196,16 +179,6 @@ def _sizes(protocol: ProtocolFile) -> list[str]:
         )
         if not values
     ]
-    rule = protocol.statistics
-    bins = protocol.timeline.clean_s / rule.bin_s
-    if bins > _BINS_MAX:
-        problems.append(
-            f"statistics.bin_s: {bins:.3g} bins in the clean seconds of a run, {_BINS_MAX} at most"
-        )
-    for key in ("bootstrap_resamples", "permutations"):
-        if getattr(rule, key) > _DRAWS_MAX:
-            problems.append(f"statistics.{key}: {getattr(rule, key)}, {_DRAWS_MAX} at most")
-    return problems
 
 
 def _stops(protocol: ProtocolFile) -> list[str]:

@@ -90,7 +90,7 @@ def parse_protocol(data: bytes, *, source: str) -> Protocol:
     try:
         file = msgspec.convert(tree, ProtocolFile)
     except msgspec.ValidationError as error:
-        reason = f"does not fit the protocol schema: {error}{_allowed(str(error))}"
+        reason = f"does not fit the protocol schema: {error}{_why(str(error))}"
         raise SchemaError(reason, path=source, line=_key_line(text, reason)) from error
     return Protocol(file=file, sha256=sha256_bytes(data), source=source, data=data)
 
@@ -138,20 +138,30 @@ def expand(template: str, variables: Mapping[str, str]) -> str:
         raise InputError(f"bad variable in {template!r}: {error}") from error
 
 
-def _allowed(message: str) -> str:
-    """Return the values of the key that msgspec's message calls no enum value; else nothing."""
-    if "Invalid enum value" not in message:
-        return ""
+def _why(message: str) -> str:
+    """Return what the key of msgspec's message may have instead, or why it has such limits."""
     found: inspect.Type = inspect.type_info(ProtocolFile)
-    for name in _key_path(message):
+    told = ""
+    for name in [*_key_path(message), None]:
+        while isinstance(found, inspect.Metadata | inspect.UnionType):
+            if isinstance(found, inspect.Metadata):
+                told = (found.extra_json_schema or {}).get("description", "")
+                found = found.type
+            else:
+                found = next(t for t in found.types if not isinstance(t, inspect.NoneType))
         if isinstance(found, inspect.StructType) and isinstance(name, str):
-            found = next(each.type for each in found.fields if each.encode_name == name)
-        if isinstance(found, inspect.UnionType):
-            found = next(each for each in found.types if not isinstance(each, inspect.NoneType))
-        if isinstance(found, inspect.ListType):
+            known = {each.encode_name: each.type for each in found.fields}
+            found = known.get(name, inspect.AnyType())
+        elif isinstance(found, inspect.ListType) and name is not None:
             found = found.item_type
-    values = found.values if isinstance(found, inspect.LiteralType) else ()
-    return f" (one of {', '.join(map(repr, values))})" if values else ""
+        elif isinstance(found, inspect.DictType) and name is not None:
+            found = found.value_type
+        elif isinstance(found, inspect.TupleType) and isinstance(name, int):
+            found = found.item_types[name]
+    if isinstance(found, inspect.LiteralType) and "Invalid enum value" in message:
+        told = f"one of {', '.join(map(repr, found.values))}"
+    limited = "Invalid enum value" in message or "`int` " in message or "`float` " in message
+    return f" ({told})" if told and limited else ""
 
 
 def _key_path(message: str) -> list[str | int]:

@@ -19,12 +19,23 @@ from msgspec import Meta, field
 from opprof.protocol.base import (
     CountInt,
     Date,
+    Draws,
+    Factor,
+    FitNumber,
     Fraction,
-    NonNegative,
-    Positive,
+    Inside,
+    Large,
+    Milliseconds,
+    MillisecondsOrNone,
     PositiveInt,
+    PositiveRatio,
+    Ratio,
+    Seconds,
+    SecondsOrZero,
     Sha256,
     Table,
+    Tokens,
+    TokensOrZero,
 )
 from opprof.protocol.campaign_tables import (
     AmendedValue,
@@ -83,6 +94,20 @@ __all__ = [
 ]
 
 SCHEMA = 1
+Seed = Annotated[int, Meta(ge=0)]
+Gpus = Annotated[int, Meta(ge=1, le=1024, description="no host has more GPUs")]
+Requests = Annotated[
+    int, Meta(ge=1, le=10_000_000, description="a client holds its manifest's index in memory")
+]
+Concurrency = Annotated[
+    int,
+    Meta(
+        ge=1,
+        le=65_535 - 1_023,
+        description="each is a connection of one client to one server, with a port and a file",
+    ),
+]
+Basis = Annotated[int, Meta(ge=1, le=1_000, description="a spline has one function a knot")]
 ID_LENGTH_MAX = 64
 """Names of runs, files and kernel names are made of ids, two to a name; the kernel has limits."""
 
@@ -103,9 +128,9 @@ class Pinned(Table, frozen=True):
 class Seeds(Table, frozen=True):
     """Raw seeds; every artefact that used one names it."""
 
-    workload: CountInt
-    execution_order: CountInt
-    statistics: CountInt
+    workload: Seed
+    execution_order: Seed
+    statistics: Seed
 
 
 class Pattern(Table, frozen=True):
@@ -117,7 +142,7 @@ class Pattern(Table, frozen=True):
     output: str
     prefix: Literal["none", "high", "natural"]
     arrival: Annotated[str, Meta(pattern=r"^(steady|burst:[1-9][0-9]*)$")]
-    drain_budget_s: Positive
+    drain_budget_s: Seconds
     warmup_rule: Literal["completions", "completions_or_stabilized"]
     manifest: str
     """Exact generator arguments, with ``${PRIVATE}`` for the site's folder."""
@@ -126,9 +151,11 @@ class Pattern(Table, frozen=True):
 class Workload(Table, frozen=True):
     """What every request of every manifest has in common."""
 
-    num_requests: PositiveInt
-    max_common_prefix_tokens: CountInt
-    temperature: NonNegative
+    num_requests: Requests
+    max_common_prefix_tokens: TokensOrZero
+    temperature: Annotated[
+        float, Meta(ge=0, le=2, description="completion servers take temperatures from 0 to 2")
+    ]
     ignore_eos: bool
 
 
@@ -136,22 +163,22 @@ class PrivateSource(Table, frozen=True):
     """The private trace's identity and parity precheck ("Private real-trace anchor")."""
 
     sha256: Sha256
-    bytes: PositiveInt
-    rows: PositiveInt
-    selected_rows: PositiveInt
-    input_tokens_sum: PositiveInt
-    output_tokens_sum: PositiveInt
+    bytes: Large
+    rows: Large
+    selected_rows: Large
+    input_tokens_sum: Large
+    output_tokens_sum: Large
     tokenizer_exact_min: Fraction
-    tokenizer_error_max_tokens: CountInt
+    tokenizer_error_max_tokens: TokensOrZero
 
 
 class Config(Table, frozen=True):
     """One server configuration with the values that must be effective."""
 
     id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=ID_LENGTH_MAX)]
-    tensor_parallel_size: PositiveInt
-    max_num_seqs: PositiveInt
-    max_num_batched_tokens: PositiveInt
+    tensor_parallel_size: Gpus
+    max_num_seqs: Tokens
+    max_num_batched_tokens: Tokens
     flags: list[str]
     purpose: str
 
@@ -168,7 +195,7 @@ class Server(Table, frozen=True):
     prefix_caching: bool
     command: str
     environment: dict[str, str] = field(default_factory=dict)
-    shutdown_timeout_s: Positive | None = None
+    shutdown_timeout_s: Seconds | None = None
     """A-P3-5: positive, so that SIGTERM drains the engine; None leaves it to the campaign."""
 
 
@@ -184,8 +211,8 @@ class Cells(Table, frozen=True):
 class Load(Table, frozen=True):
     """Load points (protocol, "Unit of analysis and load points")."""
 
-    saturation_max_concurrency: PositiveInt
-    moderate_rate_fraction: Annotated[float, Meta(gt=0, lt=1)]
+    saturation_max_concurrency: Concurrency
+    moderate_rate_fraction: Inside
     primary_load_point: Literal["saturation", "moderate"]
     primary_config: str
 
@@ -193,12 +220,12 @@ class Load(Table, frozen=True):
 class TimelinePlan(Table, frozen=True):
     """Phases of a measured run in seconds."""
 
-    warmup_s: NonNegative
-    clean_segment_s: Positive
+    warmup_s: SecondsOrZero
+    clean_segment_s: Seconds
     clean_segments: PositiveInt
     profile_windows: CountInt
-    recovery_s: NonNegative
-    profile_window_fallback_s: Positive
+    recovery_s: SecondsOrZero
+    profile_window_fallback_s: Seconds
 
     @property
     def clean_s(self) -> float:
@@ -212,10 +239,10 @@ class Layer2(Table, frozen=True):
     wait_iterations: CountInt
     warmup_iterations: CountInt
     active_iterations: PositiveInt
-    join_margin_min: Annotated[float, Meta(ge=1)]
-    kernel_early_max_ms: NonNegative
-    kernel_horizon_s: Positive
-    kernel_overrun_factor_max: Positive
+    join_margin_min: Factor
+    kernel_early_max_ms: MillisecondsOrNone
+    kernel_horizon_s: Seconds
+    kernel_overrun_factor_max: PositiveRatio
     moe_layer_scope: Annotated[str, Meta(min_length=1)]
 
     @property
@@ -228,8 +255,8 @@ class Layer2(Table, frozen=True):
 class Layer1(Table, frozen=True):
     """A-P3-5: flush interval and the tolerance reported apart."""
 
-    flush_interval_s: Positive
-    checkpoint_tolerance_ms: NonNegative
+    flush_interval_s: Seconds
+    checkpoint_tolerance_ms: MillisecondsOrNone
 
 
 GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
@@ -241,22 +268,22 @@ class Gates(Table, frozen=True):
     warmup_completions_min: CountInt
     warmup_stabilized_completions_min: CountInt
     warmup_stabilized_bin_steps_min: CountInt
-    warmup_stabilized_drift_max: NonNegative
+    warmup_stabilized_drift_max: Ratio
     prefix_none_hit_ratio_max: Fraction
-    offered_rate_error_max: NonNegative
-    client_lag_sustained_max_s: NonNegative
-    client_lag_sustained_window_s: Positive
-    client_cpu_share_max: Positive
-    client_loop_delay_p99_max_ms: Positive
-    recovery_tolerance: NonNegative
-    recovery_rolling_s: Positive
+    offered_rate_error_max: Ratio
+    client_lag_sustained_max_s: SecondsOrZero
+    client_lag_sustained_window_s: Seconds
+    client_cpu_share_max: PositiveRatio
+    client_loop_delay_p99_max_ms: Milliseconds
+    recovery_tolerance: Ratio
+    recovery_rolling_s: Seconds
     recovery_zero_median_waiting_max: CountInt
     classifiable_min: Fraction
     mode_active_steps_min: CountInt
     drain_quarantine_share_max: Fraction
     clean_failure_share_max: Fraction
-    drain_watchdog_s: Positive
-    profile_window_watchdog_s: Positive
+    drain_watchdog_s: Seconds
+    profile_window_watchdog_s: Seconds
     modes_required: list[GraphMode] = field(default_factory=list)
     """Graph modes that each need ``mode_active_steps_min`` active steps over a load point's windows
     (hard stop 7). Absent: none is required, as the specification names none."""
@@ -275,7 +302,7 @@ Feature = Literal[
 class RepresentativenessRule(Table, frozen=True):
     """How a profiler window is compared with its clean segment."""
 
-    smd_max: NonNegative
+    smd_max: Ratio
     features: list[Feature]
     pooled_sd: Literal["root_mean_variance"]
     ddof: Literal[0, 1]
@@ -314,19 +341,19 @@ class WasteRule(Table, frozen=True):
 class Statistics(Table, frozen=True):
     """Resampling plans (protocol, "Statistical summaries")."""
 
-    block_s: Positive
-    bootstrap_resamples: PositiveInt
-    permutations: PositiveInt
-    alpha: Annotated[float, Meta(gt=0, lt=1)]
+    block_s: Seconds
+    bootstrap_resamples: Draws
+    permutations: Draws
+    alpha: Inside
     multiplicity: Literal["holm"]
-    bin_s: Positive
+    bin_s: Seconds
     blocks_min: PositiveInt
     percentiles: list[Annotated[int, Meta(ge=1, le=99)]]
     permutation_statistic: Literal["mean_window_gap_difference"]
     permutation_sides: Literal["two"]
     permutation_family: Literal["evaluable_primary"]
-    near_bar_factor: Annotated[float, Meta(ge=1)]
-    monte_carlo_level: Annotated[float, Meta(gt=0, lt=1)]
+    near_bar_factor: Factor
+    monte_carlo_level: Inside
     contrast_family: Literal["listed"]
 
 
@@ -345,12 +372,12 @@ class InterferenceRule(Table, frozen=True):
     alpha_patterns: Literal["all"]
     pure_steps_min: PositiveInt
     degree: Annotated[int, Meta(ge=1, le=3)]
-    tokens_basis: PositiveInt
-    requests_basis: PositiveInt
-    penalty: Positive
-    huber_k: Positive
+    tokens_basis: Basis
+    requests_basis: Basis
+    penalty: FitNumber
+    huber_k: FitNumber
     iterations_max: PositiveInt
-    tolerance: Positive
+    tolerance: FitNumber
 
 
 class H1b(Table, frozen=True):
@@ -361,7 +388,7 @@ class H1b(Table, frozen=True):
     efficiency_loss_min: Fraction
     direction: Literal["irregular_above_control"]
     residual_rule: Literal["interval_above_zero"]
-    thresholds: dict[str, NonNegative]
+    thresholds: dict[str, Ratio]
 
 
 class ProtocolFile(Table, frozen=True):
