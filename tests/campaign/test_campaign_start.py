@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner, Result
 
-from opprof.artifacts.campaign import ControllerRecord
+from opprof.artifacts.campaign import ControllerRecord, Slot
+from opprof.campaign.begin import Request, create_campaign
 from opprof.campaign.detach import Starter
 from opprof.campaign.life import Life, live
 from opprof.campaign.options import make_sources
 from opprof.campaign.processes import ProcessTable, own_record
+from opprof.campaign.state import begin_attempt
 from opprof.campaign.store import Store, campaign_lock
+from opprof.campaign.withdraw import remember, withdraw
 from opprof.cli.campaign import group
 from opprof.errors import InputError, StateConflict
 
@@ -87,6 +92,77 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     flags = ["--virtual", "--no-cpu-masks", "--gpus", "0-1"]
     assert start(tmp_path, *flags, private=private).exit_code == 0
     return Store(tmp_path / "c", wall_ns=time.time_ns)
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """A start whose manifest becomes another one between its own look and the controller's."""
+    private = small_manifests(tmp_path / "private")
+    manifest = private / "P01.jsonl"
+    before = manifest.read_bytes()
+
+    def change(request: Request, say: Callable[[str], None]) -> Store:
+        made = create_campaign(request, say)
+        manifest.write_bytes(before + b"\n")
+        return made
+
+    def run(*more: str) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr("opprof.campaign.begin.create_campaign", change)
+            found = start(tmp_path, "--virtual", "--no-cpu-masks", *more, private=private)
+        manifest.write_bytes(before)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("how", [(), ("--foreground",)], ids=["detached", "foreground"])
+def test_a_start_that_its_controller_refuses_leaves_its_place_free(
+    tmp_path: Path,
+    refused: Callable[..., Result],
+    how: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    found = refused(*how)
+    assert found.exit_code != 0
+    assert "manifest of P01" in found.output + str(found.exception)
+    left = [path for path in tmp_path.iterdir() if path not in before]
+    assert left == [tmp_path / "small.toml"]
+    monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_: None)
+    flags = ["--virtual", "--no-cpu-masks"]
+    assert start(tmp_path, *flags, private=tmp_path / "private").exit_code == 0
+
+
+def test_nothing_that_a_start_did_not_make_is_taken_back(tmp_path: Path, store: Store) -> None:
+    made = remember(store)
+    note = store.folder / "state" / "note.txt"
+    note.write_text("mine")
+    assert withdraw(made).endswith("stays: it holds state/note.txt, which no start makes")
+    note.unlink()
+    link = store.folder / "campaign.log"
+    link.symlink_to(tmp_path)
+    assert "it holds campaign.log" in withdraw(made)
+    link.unlink()
+    with campaign_lock(store.folder):
+        assert "a controller owns this campaign" in withdraw(made)
+    first = store.runs()[0]
+    begin_attempt(store, first, Slot("h", [0], [], 0, "", 1), {}, folder="runs/x", wall_ns=1)
+    assert withdraw(made).endswith(f"stays: {first.run} has begun")
+    store.save(first)
+    other = tmp_path / "other"
+    shutil.copytree(store.folder, other)
+    store.folder.rename(tmp_path / "moved")
+    other.rename(store.folder)
+    assert "another folder stands in its place" in withdraw(made)
+    assert sorted(path.name for path in store.folder.iterdir()) == sorted(
+        path.name for path in (tmp_path / "moved").iterdir()
+    )
+    shutil.rmtree(store.folder)
+    (tmp_path / "moved").rename(store.folder)
+    assert withdraw(made) == ""
+    assert not store.folder.exists()
+    assert not list(tmp_path.glob(".c.*"))
 
 
 def test_a_second_controller_is_no_error_of_the_first(

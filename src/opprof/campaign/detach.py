@@ -26,6 +26,10 @@ _ERRORS: dict[str, type[OpprofError]] = {
 }
 
 
+class ControllerLost(EnvironmentFailure):
+    """The started process ended, or stays silent, without a word: what it left tells why."""
+
+
 def start_detached(command: Sequence[str], log: Path, *, ready_s: float) -> str:
     """Start a command in a session of its own and wait until it reports over descriptor ``$FD``.
 
@@ -36,8 +40,8 @@ def start_detached(command: Sequence[str], log: Path, *, ready_s: float) -> str:
         the text after ``ok``.
 
     Raises:
+        ControllerLost: it ended, or said nothing within ``ready_s``.
         OpprofError: what it gave up for.
-        EnvironmentFailure: it ended, or said nothing within ``ready_s``.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -79,10 +83,10 @@ def _answer(reader: int, log: Path, ready_s: float) -> str:
     while not data.endswith(b"\n"):
         left = give_up - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
-            raise EnvironmentFailure(f"the controller said nothing in {ready_s:g} s", path=log)
+            raise ControllerLost(f"the controller said nothing in {ready_s:g} s", path=log)
         piece = os.read(reader, _MESSAGE_BYTES)
         if not piece:
-            raise EnvironmentFailure("the controller ended at its start; see its log", path=log)
+            raise ControllerLost("the controller ended at its start; see its log", path=log)
         data += piece
     text = data.decode(errors="replace").strip()
     word, _, rest = text.partition(" ")
@@ -96,9 +100,12 @@ class Starter:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        self.let_go = False
+        """Whether this process has taken over, or (False) was refused or has not come so far."""
 
     def tell(self, text: str) -> None:
         """Say ``ok TEXT`` or ``E-CODE REASON``; nothing once the starter has its answer."""
+        self.let_go = self.let_go or text.startswith("ok ")
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return

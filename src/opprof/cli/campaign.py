@@ -129,10 +129,11 @@ def start(foreground: bool, **flags: Any) -> None:
     surroundings failed; 2: refused.
     """
     from opprof.campaign.begin import create_campaign
+    from opprof.campaign.withdraw import remember
 
     request = _request(flags)
     store = create_campaign(request, lambda line: click.echo(line, err=True))
-    _launch(store.folder, request.sources, foreground)
+    _launch(store.folder, request.sources, foreground, remember(store))
 
 
 @group.command("resume", short_help="Go on with whatever is not complete.")
@@ -301,14 +302,16 @@ def _program(python: str) -> str:
     return str(Path(found).absolute())
 
 
-def _launch(folder: Path, sources: Any, foreground: bool) -> None:
+def _launch(folder: Path, sources: Any, foreground: bool, made: Any = None) -> None:
+    """Start a controller; ``made``: what is taken back when it refuses."""
     import sys
     import time
 
     from opprof.campaign.commands import CommandLog
-    from opprof.campaign.detach import Starter, start_detached
+    from opprof.campaign.detach import ControllerLost, Starter, start_detached
     from opprof.campaign.life import Life, live
     from opprof.campaign.store import Store
+    from opprof.errors import OpprofError
 
     command = [sys.executable, "-m", "opprof", "campaign", "controller", str(folder)]
     command += sources.flags()
@@ -316,11 +319,29 @@ def _launch(folder: Path, sources: Any, foreground: bool) -> None:
     store.campaign()
     CommandLog(store.commands, time.time_ns).add("controller", command, {})
     if foreground:
-        raise SystemExit(live(Life(folder, sources, Starter(None))))
-    identity = start_detached(command, store.log, ready_s=_READY_S)
+        starter = Starter(None)
+        code = live(Life(folder, sources, starter))
+        if not starter.let_go:
+            _withdraw(made)
+        raise SystemExit(code)
+    try:
+        identity = start_detached(command, store.log, ready_s=_READY_S)
+    except ControllerLost:
+        # It may live, and its log is in the folder.
+        raise
+    except OpprofError:
+        _withdraw(made)
+        raise
     record = store.controller()
     pid = "" if record is None else f", pid {record.process.pid}"
     click.echo(f"{identity}: controller started{pid}")
     click.echo(f"  folder {folder}")
     click.echo(f"  watch  opprof campaign status --watch {folder}")
     click.echo(f"  log    {store.log}")
+
+
+def _withdraw(made: Any) -> None:
+    from opprof.campaign.withdraw import withdraw
+
+    if made is not None and (kept := withdraw(made)):
+        click.echo(kept, err=True)
