@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from opprof.artifacts.run import LoadPoint, Role
+from opprof.campaign.plan import planned_runs
+from opprof.cli.protocol_change import diff_command
 from opprof.protocol import Protocol
 from opprof.protocol.amend import Request, amend_protocol
 from opprof.protocol.design import cells
@@ -70,7 +75,8 @@ def amended(base: Protocol, *pairs: tuple[str, str], rejudge: bool = False) -> P
         ("load.saturation_max_concurrency", "128", RUNS, False),
         ("pinned.hardware", "NVIDIA H200", RUNS, False),
         ("seeds.execution_order", "1", [], False),
-        ("seeds.statistics", "1", RUNS, True),
+        ("seeds.statistics", "1", RUNS[:-1], True),
+        ("load.primary_config", "C10", RUNS[:-1], True),
         ("h1b.thresholds.R64", "0.3", RUNS[:-1], True),
         ("burnin.seconds", "30", [BURNIN], False),
         ("confirmations.load_point", "saturation", [CONFIRMATION], False),
@@ -100,6 +106,57 @@ def test_which_runs_a_key_touches(
     [touch] = [touch for touch in found.touches if touch.change.key == key]
     assert [run for run in RUNS if touch.touches(run)] == touched
     assert touch.rejudgeable is rejudgeable or not touched
+
+
+def test_only_runs_that_are_planned_are_named(base: Protocol) -> None:
+    """A cell has not every role, and a role not every load point."""
+    planned = {(r.pattern, r.config, r.load_point, r.role) for r in planned_runs(base.file)}
+    new = amended(base, ("pinned.hardware", "NVIDIA H200"), ("load.moderate_rate_fraction", "0.5"))
+    both, moderate = (touch.runs for touch in impact(base.file, new.file).touches)
+    kinds = {(r.pattern, r.config, r.load_point, r.role) for r in both}
+    assert {kind for kind in kinds if kind[3] != "colocation"} == planned
+    rule = base.file.colocation
+    assert rule is not None
+    assert {kind for kind in kinds if kind[3] == "colocation"} == {
+        (rule.pattern, rule.config, "moderate", "colocation"),
+        *(
+            (p, rule.config, "saturation", "colocation")
+            for p in {rule.pattern, *rule.backgrounds_eight}
+        ),
+    }
+    assert moderate == {run for run in both if run.load_point == "moderate"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "touches"),
+    [
+        (("patterns.P02.drain_budget_s", "240"), "primary of P02/C00, colocation of P02/C00"),
+        (
+            ("patterns.P10.drain_budget_s", "700"),
+            "primary of P10/C00 P10/C00-TP2 P10/C01 P10/C10 P10/C11, confirmation of P10/C00",
+        ),
+        (
+            ("load.moderate_rate_fraction", "0.5"),
+            "primary (moderate) of all cells, confirmation of all cells, "
+            "colocation (moderate) of P05/C00",
+        ),
+        (("burnin.seconds", "61"), "burnin of all cells"),
+    ],
+)
+def test_what_diff_and_amend_say(
+    base: Protocol, pair: tuple[str, str], touches: str, tmp_path: Path
+) -> None:
+    old, out = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_bytes(base.data)
+    out.write_bytes(amended(base, pair).data)
+    said = CliRunner().invoke(diff_command, [str(old), str(out)])
+    assert f"; touches {touches}; " in said.output
+    [change] = json.loads(CliRunner().invoke(diff_command, [str(old), str(out), "--json"]).output)[
+        "changes"
+    ]
+    found = {(run["load_point"], run["role"]) for run in change["runs"]}
+    assert {load for load, _ in found} == set(change["load_points"])
+    assert {role for _, role in found} == set(change["roles"])
 
 
 def test_cells_that_came_or_went_are_touched(base: Protocol) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +16,14 @@ from opprof.errors import InputError
 from opprof.files import new_file_writer
 from opprof.protocol.load import Protocol, load_protocol, parse_protocol
 
+if TYPE_CHECKING:
+    from opprof.artifacts.run import LoadPoint, Role
+    from opprof.protocol.design import RunKind
+    from opprof.protocol.diff import Change
+
 FROZEN_MODE = 0o444
+_RUN_FIELDS = ("pattern", "config", "load_point", "role")
+_ROLES: tuple[Role, ...] = ("primary", "confirmation", "burnin", "colocation")
 
 
 def load(source: str) -> Protocol:
@@ -70,9 +79,9 @@ def diff_command(old: str, new: str, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    for row in answer["changes"]:
-        click.echo(f"{row['key']}: {_value(row['old'])} -> {_value(row['new'])}")
-        click.echo(f"    {_meaning(row, answer['cells'])}")
+    for change, meaning in _meanings(before, after):
+        click.echo(f"{change.key}: {_value(change.old)} -> {_value(change.new)}")
+        click.echo(f"    {meaning}")
     if not answer["changes"]:
         click.echo("the two protocols say the same")
     for line in _history(before, after, [row["key"] for row in answer["records"]]):
@@ -111,7 +120,10 @@ def _answer(before: Protocol, after: Protocol) -> dict[str, Any]:
                 "decides": touch.change.decides,
                 "cells": sorted(touch.cells),
                 "roles": sorted(touch.roles),
-                "load_points": sorted(touch.load_points) if touch.cells else [],
+                "load_points": sorted(touch.load_points),
+                "runs": [
+                    {name: getattr(run, name) for name in _RUN_FIELDS} for run in sorted(touch.runs)
+                ],
                 "rejudgeable": touch.rejudgeable,
             }
             for touch in impact(before.file, after.file).touches
@@ -129,17 +141,44 @@ def _value(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _meaning(row: dict[str, Any], cells: list[tuple[str, str]]) -> str:
-    if not row["decides"]:
-        return f"{row['kind']}; decides no result"
-    if not row["cells"]:
-        return f"{row['kind']}; touches no run"
-    touched = [tuple(cell) for cell in row["cells"]]
-    names = " ".join("/".join(cell) for cell in touched)
-    where = "all cells" if set(cells) <= set(touched) else names
-    how = "from kept data" if row["rejudgeable"] else "runs would have been other ones"
-    loads = "" if len(row["load_points"]) != 1 else f", {row['load_points'][0]} only"
-    return f"{row['kind']}; touches {where} ({', '.join(row['roles'])}{loads}); {how}"
+def _meanings(before: Protocol, after: Protocol) -> Iterator[tuple[Change, str]]:
+    """Return every change with what it decides and which runs it touches."""
+    from opprof.protocol.design import run_kinds
+    from opprof.protocol.impact import impact
+
+    planned = run_kinds(before.file) | run_kinds(after.file)
+    for touch in impact(before.file, after.file).touches:
+        change, words = touch.change, touch.change.kind
+        if not change.decides:
+            yield change, f"{words}; decides no result"
+        elif not touch.runs:
+            yield change, f"{words}; touches no run"
+        else:
+            how = "from kept data" if touch.rejudgeable else "runs would have been other ones"
+            yield change, f"{words}; touches {_named(touch.runs, planned)}; {how}"
+
+
+def _named(runs: AbstractSet[RunKind], planned: AbstractSet[RunKind]) -> str:
+    """Name runs by role and cell, with the load point where a cell has another one as well."""
+    parts = []
+    for role in _ROLES:
+        every = _loads_by_cell(planned, role)
+        groups: dict[str, list[str]] = {}
+        for cell, loads in _loads_by_cell(runs, role).items():
+            kind = role if loads == every[cell] else f"{role} ({', '.join(loads)})"
+            groups.setdefault(kind, []).append(cell)
+        for kind, cells in groups.items():
+            where = "all cells" if len(cells) == len(every) else " ".join(cells)
+            parts.append(f"{kind} of {where}")
+    return ", ".join(parts)
+
+
+def _loads_by_cell(runs: AbstractSet[RunKind], role: Role) -> dict[str, list[LoadPoint]]:
+    found: dict[str, list[LoadPoint]] = {}
+    for run in sorted(runs):
+        if run.role == role:
+            found.setdefault(f"{run.pattern}/{run.config}", []).append(run.load_point)
+    return found
 
 
 @click.command("amend", short_help="Append a dated amendment to a frozen file.")
@@ -205,8 +244,8 @@ def amend_command(
         print_json({"id": made.file.id, "sha256": made.sha256, **answer})
         return
     click.echo(f"{made.file.id}: amended as {out}, {made.sha256}")
-    for row in answer["changes"]:
-        click.echo(f"  {row['key']}: {_meaning(row, answer['cells'])}")
+    for change, meaning in _meanings(frozen, made):
+        click.echo(f"  {change.key}: {meaning}")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -6,8 +6,9 @@ Pure arithmetic over :class:`ProtocolFile`; all of ``opprof protocol show`` come
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from opprof.artifacts.run import LoadPoint, Role
 from opprof.errors import InputError
 from opprof.protocol.model import ProtocolFile
 
@@ -40,6 +41,41 @@ def cells(protocol: ProtocolFile) -> list[tuple[str, str]]:
     result = [(row.id, rule.baseline_config) for row in protocol.patterns]
     result += [(p, c) for p in rule.sentinel_patterns for c in rule.sentinel_configs]
     return result + list(rule.extra)
+
+
+@dataclass(frozen=True, order=True)
+class RunKind:
+    """What tells one planned run from every other."""
+
+    pattern: str
+    config: str
+    load_point: LoadPoint
+    role: Role
+    has_windows: bool = field(default=False, compare=False)
+    """Whether profile windows follow its clean segments."""
+
+
+def run_kinds(protocol: ProtocolFile) -> frozenset[RunKind]:
+    """Return every run that the protocol plans, those of the co-location check included.
+
+    Its target runs at both load points, the backgrounds beside it at saturation, whichever regimes
+    a host has room for.
+    """
+    loads: tuple[LoadPoint, ...] = ("saturation", "moderate")
+    repeats, gate = protocol.confirmations, protocol.colocation
+    found = [RunKind(p, c, load, "primary", True) for p, c in cells(protocol) for load in loads]
+    found += [
+        RunKind(pattern, repeats.config, repeats.load_point, "confirmation")
+        for pattern in repeats.patterns
+    ]
+    found += [
+        RunKind(protocol.burnin.pattern, row.id, "saturation", "burnin") for row in protocol.configs
+    ]
+    if gate is not None:
+        names = [gate.pattern, *gate.backgrounds_eight, *gate.backgrounds_four]
+        found += [RunKind(gate.pattern, gate.config, "moderate", "colocation", True)]
+        found += [RunKind(name, gate.config, "saturation", "colocation") for name in names]
+    return frozenset(found)
 
 
 def execution_order(protocol: ProtocolFile) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol as Interface
 
 from opprof.artifacts.run import LoadPoint, Role
-from opprof.protocol.design import cells
+from opprof.protocol.design import RunKind, run_kinds
 from opprof.protocol.diff import Change, diff
 from opprof.protocol.load import Protocol
 from opprof.protocol.model import ProtocolFile
@@ -20,7 +20,8 @@ from opprof.protocol.model import ProtocolFile
 Cell = tuple[str, str]
 """Pattern and configuration."""
 
-ROLES: tuple[Role, ...] = ("primary", "confirmation", "burnin", "colocation")
+_MEASURED: frozenset[Role] = frozenset({"primary", "confirmation", "colocation"})
+_ALL: frozenset[Role] = _MEASURED | {"burnin"}
 _REJUDGED_PATTERN_FIELDS = frozenset({"drain_budget_s", "warmup_rule"})
 _EXECUTED_GATES = frozenset({"drain_watchdog_s", "profile_window_watchdog_s"})
 """They end a run; no kept data say how it would have gone on."""
@@ -42,6 +43,14 @@ _WINDOW_KEYS = frozenset(
 )
 _MEASURED_TABLES = frozenset(
     {"timeline", "gates", "ranking", "waste", "statistics", "null", "interference", "h1b"}
+)
+_MEASURED_KEYS = frozenset(
+    {
+        "load.moderate_rate_fraction",
+        "load.primary_config",
+        "load.primary_load_point",
+        "seeds.statistics",
+    }
 )
 
 
@@ -74,20 +83,29 @@ class Touch:
     """One change and the runs whose making or verdict depends on it."""
 
     change: Change
-    cells: frozenset[Cell]
-    roles: frozenset[Role]
+    runs: frozenset[RunKind]
+    """Of those that the old protocol or the new one plans."""
     rejudgeable: bool
     """The verdict can be computed from kept raw data; nothing would have been run differently."""
 
-    load_points: frozenset[LoadPoint]
+    @property
+    def cells(self) -> frozenset[Cell]:
+        """Their pairs of pattern and configuration, burn-ins included."""
+        return frozenset((run.pattern, run.config) for run in self.runs)
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """Their roles."""
+        return frozenset(run.role for run in self.runs)
+
+    @property
+    def load_points(self) -> frozenset[LoadPoint]:
+        """Their load points."""
+        return frozenset(run.load_point for run in self.runs)
 
     def touches(self, run: StartedRun) -> bool:
         """Tell whether a run depends on the change."""
-        return (
-            run.role in self.roles
-            and run.load_point in self.load_points
-            and (run.pattern, run.config) in self.cells
-        )
+        return RunKind(run.pattern, run.config, run.load_point, run.role) in self.runs
 
 
 @dataclass(frozen=True)
@@ -104,12 +122,12 @@ class Impact:
     @property
     def roles(self) -> frozenset[Role]:
         """Every touched kind of run."""
-        return frozenset(role for touch in self.touches if touch.cells for role in touch.roles)
+        return frozenset(role for touch in self.touches for role in touch.roles)
 
     @property
     def rejudgeable(self) -> bool:
         """Whether every touched run can be judged again from kept raw data."""
-        return all(touch.rejudgeable for touch in self.touches if touch.cells)
+        return all(touch.rejudgeable for touch in self.touches if touch.runs)
 
     def on(self, run: StartedRun) -> list[Touch]:
         """Return the touches of one run."""
@@ -163,64 +181,40 @@ def _refusal(begun: Sequence[str], touch: Touch, rejudged: set[str]) -> Sequence
 
 
 def _touch(change: Change, old: ProtocolFile, new: ProtocolFile) -> Touch:
-    table = change.key.split(".", 1)[0]
-    reached, roles = frozenset[Cell](), frozenset[Role]()
-    if not change.decides or change.key in _UNTOUCHING or table in _UNTOUCHING:
-        pass
-    elif table == "cells":
-        reached, roles = frozenset({*cells(old)} ^ {*cells(new)}), frozenset({"primary"})
-    elif table in _ROLE_TABLES:
-        role = _ROLE_TABLES[table]
-        before, after = _by_role(old)[role], _by_role(new)[role]
+    return Touch(change, _reached(change, old, new), _rejudgeable(change))
+
+
+def _reached(change: Change, old: ProtocolFile, new: ProtocolFile) -> frozenset[RunKind]:
+    key, table = change.key, change.key.split(".", 1)[0]
+    before, after = run_kinds(old), run_kinds(new)
+    if not change.decides or key in _UNTOUCHING or table in _UNTOUCHING:
+        return frozenset()
+    if table == "cells" or key == "confirmations.patterns":
         # A list that only grew or shrank leaves the runs that stay in it alone.
-        listed = change.key == "confirmations.patterns"
-        reached, roles = frozenset(before ^ after if listed else before | after), frozenset({role})
-    else:
-        reached = _in_row(change.key, _pairs(old) | _pairs(new))
-        roles = _roles(table, change.key)
-    return Touch(change, reached, roles, _rejudgeable(change), _load_points(change.key))
-
-
-def _in_row(key: str, reached: frozenset[Cell]) -> frozenset[Cell]:
-    """Keep the cells of the row that a key names; all for a key outside the rows."""
-    table, _, rest = key.partition(".")
-    side = {"patterns": 0, "configs": 1}.get(table)
-    if side is None:
-        return reached
-    named = {cell[side] for cell in reached if f"{rest}.".startswith(f"{cell[side]}.")}
-    row = max(named, key=len, default="")
-    return frozenset(cell for cell in reached if cell[side] == row)
-
-
-def _roles(table: str, key: str) -> frozenset[Role]:
-    """A burn-in is not measured; a confirmation has no profiler windows."""
-    if table in _WINDOW_TABLES or key in _WINDOW_KEYS:
-        return frozenset({"primary", "colocation"})
-    if table in _MEASURED_TABLES or key == "load.moderate_rate_fraction":
-        return frozenset({"primary", "confirmation", "colocation"})
-    return frozenset(ROLES)
-
-
-def _load_points(key: str) -> frozenset[LoadPoint]:
+        role = _ROLE_TABLES.get(table, "primary")
+        return frozenset(run for run in before ^ after if run.role == role)
+    runs = before | after
+    if table in _ROLE_TABLES:
+        return frozenset(run for run in runs if run.role == _ROLE_TABLES[table])
     if key == "load.moderate_rate_fraction":
-        return frozenset({"moderate"})
-    return frozenset({"saturation", "moderate"})
+        runs = frozenset(run for run in runs if run.load_point == "moderate")
+    if table in _WINDOW_TABLES or key in _WINDOW_KEYS:
+        return frozenset(run for run in runs if run.has_windows)
+    measured = table in _MEASURED_TABLES or key in _MEASURED_KEYS
+    roles = _MEASURED if measured else _ALL
+    return _in_row(key, frozenset(run for run in runs if run.role in roles))
 
 
-def _pairs(file: ProtocolFile) -> frozenset[Cell]:
-    """Return every pair that any run of the protocol has."""
-    return frozenset(cell for found in _by_role(file).values() for cell in found)
-
-
-def _by_role(file: ProtocolFile) -> dict[Role, set[Cell]]:
-    gate = file.colocation
-    names = [] if gate is None else [gate.pattern, *gate.backgrounds_eight, *gate.backgrounds_four]
-    return {
-        "primary": set(cells(file)),
-        "confirmation": {(p, file.confirmations.config) for p in file.confirmations.patterns},
-        "burnin": {(file.burnin.pattern, row.id) for row in file.configs},
-        "colocation": {(name, gate.config) for name in names if gate is not None},
-    }
+def _in_row(key: str, runs: frozenset[RunKind]) -> frozenset[RunKind]:
+    """Keep the runs of the row that a key names; all for a key outside the rows."""
+    table, _, rest = key.partition(".")
+    if table not in ("patterns", "configs"):
+        return runs
+    names = {run: run.pattern if table == "patterns" else run.config for run in runs}
+    # An id may hold dots, so that one may begin like another.
+    named = {name for name in names.values() if f"{rest}.".startswith(f"{name}.")}
+    row = max(named, key=len, default="")
+    return frozenset(run for run, name in names.items() if name == row)
 
 
 def _rejudgeable(change: Change) -> bool:
