@@ -24,7 +24,7 @@ from opprof.artifacts.kernels import Kernels
 from opprof.artifacts.run import Timeline
 from opprof.artifacts.sanity import Sanity
 from opprof.artifacts.waste import Waste
-from opprof.protocol import Protocol, load_protocol
+from opprof.protocol import Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,17 +135,19 @@ def load(
     Args:
         run: the run directory (contract, section 1).
         protocol: a file, ``"phase3"``, ``"none"`` or a loaded protocol; None takes
-            ``$OPPROF_PROTOCOL``, else the packaged ``phase3``.
+            that of the campaign that the run lies in, else ``$OPPROF_PROTOCOL``, else the packaged
+            ``phase3``.
         mapping: version or file of the table that decides; None takes the protocol's.
 
     Raises:
         InputError, SchemaError: the directory cannot be used (file, line or offset, reason).
     """
+    from opprof.analysis.bound import protocol_for
     from opprof.analysis.run import analyze_run
     from opprof.telemetry.timeline import read_timeline
 
     path = Path(run)
-    bound = protocol if isinstance(protocol, Protocol) else load_protocol(protocol)
+    bound = protocol if isinstance(protocol, Protocol) else protocol_for(protocol, [path])
     analysis = analyze_run(path, bound, mapping=mapping)
     return Run(path, read_timeline(path / "client" / "timeline.json"), analysis)
 

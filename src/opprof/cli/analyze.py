@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from opprof.cli.options import json_option, print_json, protocol_option
+from opprof.cli.options import json_option, print_json, runs_protocol_option
 from opprof.errors import InputError
 
 
@@ -18,7 +18,7 @@ from opprof.errors import InputError
     default=None,
     help="Mapping table that decides (default: the protocol's pinned one). The others stay beside.",
 )
-@protocol_option
+@runs_protocol_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -40,15 +40,15 @@ def analyze(
     Artefacts of a run that fails a gate are still written. Exit code 1 when a gate fails, 2 when a
     trace is missing or cannot be read (its window is then invalid; the rest stands).
     """
+    from opprof.analysis.bound import protocol_for
     from opprof.analysis.many import analyze_many
     from opprof.analysis.write import check_free, write_analysis
     from opprof.cli import one_line
     from opprof.cli.progress import progress
     from opprof.cli.tables import print_analysis
-    from opprof.protocol import load_protocol
 
     folders = _folders(runs, out)
-    protocol = load_protocol(protocol_source)
+    protocol = protocol_for(protocol_source, runs)
     with progress(len(runs), "analysing") as advance:
         results = analyze_many(runs, protocol, mapping=mapping, jobs=jobs, advance=advance)
     for result, folder in zip(results, folders, strict=True):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from opprof.cli.options import json_option, print_json, protocol_option
+from opprof.cli.options import json_option, print_json, runs_protocol_option
 
 
 @click.command("compare")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@protocol_option
+@runs_protocol_option
 @click.option(
     "--mapping",
     metavar="v1|v2|FILE",
@@ -32,12 +32,12 @@ def compare(
     Every pair of patterns and families is listed with its gaps, met or not; the permutation test
     (criterion 3) is the decision's. Exit code 1 when the data contradict themselves (a red flag).
     """
+    from opprof.analysis.bound import protocol_for
     from opprof.analysis.load import compare_found, load_runs
     from opprof.cli.compare_tables import print_comparison
     from opprof.cli.progress import progress
-    from opprof.protocol import load_protocol
 
-    protocol = load_protocol(protocol_source)
+    protocol = protocol_for(protocol_source, runs)
     with progress(len(runs), "analysing") as advance:
         found = load_runs(runs, protocol, mapping=mapping, jobs=jobs, advance=advance)
     comparison = compare_found(found, protocol, mapping=mapping)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     "protocol_source",
     metavar="FILE|phase3",
     default=None,
-    help="Protocol of a list of runs (default: $OPPROF_PROTOCOL, else the packaged phase3). "
-    "A campaign brings its own.",
+    help="Protocol of a list of runs (default: that of the campaign they lie in, else "
+    "$OPPROF_PROTOCOL, else the packaged phase3). A campaign is decided under its own.",
 )
 @click.option(
     "--rehearsal",
@@ -61,7 +61,7 @@ def decide(
     # One thread a process: many small products gain nothing from a second one, and two workers with
     # two threads each would only wait for one another. Must be set before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from opprof.decision.campaign import is_campaign
+    from opprof.analysis.bound import is_campaign
     from opprof.decision.write import check_replaceable, write_decision
 
     campaign = next((path for path in runs if is_campaign(path)), None)
@@ -108,17 +108,17 @@ def _decided(
     rehearsal: bool,
     jobs: int | None,
 ) -> tuple[Decided, Protocol]:
+    from opprof.analysis.bound import protocol_for
     from opprof.analysis.load import find_folders
     from opprof.cli.progress import progress
     from opprof.decision.campaign import read_campaign
     from opprof.decision.load import decide_campaign, decide_paths
-    from opprof.protocol import load_protocol
 
     if campaign is not None:
         offered = read_campaign(campaign)
         with progress(2 * len(offered.folders), "deciding") as advance:
             return decide_campaign(campaign, jobs=jobs, advance=advance), offered.protocol
-    protocol = load_protocol(protocol_source)
+    protocol = protocol_for(protocol_source, runs)
     if protocol is None:
         raise InputError("a decision needs a protocol; its thresholds have no default")
     with progress(2 * len(find_folders(runs)), "deciding") as advance:

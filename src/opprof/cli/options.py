@@ -39,6 +39,19 @@ def protocol_option(function: F) -> F:
     )(function)
 
 
+def runs_protocol_option(function: F) -> F:
+    """Add ``--protocol`` for runs; what is left open is found by :mod:`opprof.analysis.bound`."""
+    return click.option(
+        "--protocol",
+        "protocol_source",
+        metavar="FILE|phase3|none",
+        default=None,
+        help="Protocol to bind (default: that of the campaign that the runs lie in, else "
+        "$OPPROF_PROTOCOL, else the packaged phase3). With 'none', gates that need a threshold "
+        "are not evaluable.",
+    )(function)
+
+
 def json_option(function: F) -> F:
     """Add ``--json``: machine-readable output on standard output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(

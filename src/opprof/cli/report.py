@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from opprof.cli.options import json_option, print_json, protocol_option
+from opprof.cli.options import json_option, print_json, runs_protocol_option
 from opprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Table that decides when a run directory is analysed here (default: the pinned one).",
 )
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Worker processes [cores].")
-@protocol_option
+@runs_protocol_option
 @json_option
 def report(
     paths: tuple[Path, ...],
@@ -53,14 +53,14 @@ def report(
     with the step timelines of RUN. Exit code 0 when the report is written, whatever it says:
     judging the runs is the work of 'opprof analyze'.
     """
-    from opprof.protocol import load_protocol
+    from opprof.analysis.bound import protocol_for
     from opprof.report.load import load_report
     from opprof.report.render import require_extra, write_report
 
     require_extra()
     if out.is_dir():
         raise InputError("is a folder; --out names the HTML file", path=out)
-    protocol = load_protocol(protocol_source)
+    protocol = protocol_for(protocol_source, paths)
 
     def analyse(runs: Sequence[Path]) -> Sequence[RunAnalysis]:
         return _analyse(runs, protocol, mapping, jobs)

@@ -14,11 +14,12 @@ from typing import TypeVar
 
 import msgspec
 
+from opprof.analysis.bound import campaign_protocol
 from opprof.analysis.load import LoadedRun, read_analysis
 from opprof.artifacts.campaign import Campaign, RunRecord, Stop
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_file
-from opprof.protocol import Protocol, load_protocol
+from opprof.protocol import Protocol
 
 T = TypeVar("T")
 _LIMIT_BYTES = 64 << 20
@@ -48,11 +49,6 @@ class CampaignRuns:
         return self.protocol.file.status == "frozen"
 
 
-def is_campaign(path: Path) -> bool:
-    """Whether a folder is a campaign."""
-    return (path / "campaign.json").is_file()
-
-
 def read_campaign(root: Path) -> CampaignRuns:
     """Read a campaign's plan and states.
 
@@ -61,10 +57,7 @@ def read_campaign(root: Path) -> CampaignRuns:
         SchemaError: a file does not fit its schema.
     """
     campaign = _decode(root / "campaign.json", Campaign)
-    protocol = load_protocol(str(root / "protocol.toml"))
-    if protocol is None or protocol.file.id != campaign.protocol_id:
-        reason = f"is not the campaign's protocol {campaign.protocol_id}"
-        raise InputError(reason, path=root / "protocol.toml")
+    protocol = campaign_protocol(root)
     folder = root / "state"
     if not folder.is_dir():
         raise InputError("no such folder: the campaign has no states", path=folder)

@@ -1,0 +1,84 @@
+"""Which protocol judges runs that lie somewhere: one rule for every command and the Python API.
+
+1. the protocol that is named (``none`` binds none);
+2. for anything inside a campaign's folder, the campaign's own: its ``protocol.toml``, which is the
+   frozen one that it was started with, with the amendments that are in force;
+3. ``$OPPROF_PROTOCOL``, else the packaged ``phase3``.
+
+What lies outside of every campaign has no protocol of its own and follows those beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from opprof.errors import InputError, SchemaError
+from opprof.files import read_bytes
+from opprof.protocol import Protocol, load_protocol
+
+_CAMPAIGN = "campaign.json"
+_PROTOCOL = "protocol.toml"
+_LIMIT_BYTES = 64 << 20
+
+
+class _Bound(msgspec.Struct):
+    """The part of ``campaign.json`` that names its protocol."""
+
+    protocol_id: str
+
+
+def is_campaign(path: Path) -> bool:
+    """Whether a folder is a campaign."""
+    return (path / _CAMPAIGN).is_file()
+
+
+def protocol_for(named: str | os.PathLike[str] | None, paths: Sequence[Path]) -> Protocol | None:
+    """Return the protocol that judges what lies at ``paths``; None where ``none`` is named.
+
+    Raises:
+        InputError: it cannot be read, is not the campaign's, or the paths lie in campaigns of
+            different protocols.
+        SchemaError: it, or a ``campaign.json``, does not fit its schema.
+    """
+    if named is not None:
+        return load_protocol(named)
+    roots = dict.fromkeys(root for path in paths if (root := _campaign_around(path)) is not None)
+    found = {root: campaign_protocol(root) for root in roots}
+    if len({protocol.sha256 for protocol in found.values()}) > 1:
+        first, second = list(found)[:2]
+        raise InputError(
+            f"is another campaign's run than those of {first}: name the protocol that judges both "
+            "with --protocol",
+            path=second,
+        )
+    return next(iter(found.values())) if found else load_protocol()
+
+
+def campaign_protocol(root: Path) -> Protocol:
+    """Return the protocol in force in the campaign at ``root``.
+
+    Raises:
+        InputError: it cannot be read, or is not the campaign's.
+        SchemaError: it, or ``campaign.json``, does not fit its schema.
+    """
+    path = root / _CAMPAIGN
+    try:
+        bound = msgspec.json.decode(read_bytes(path, limit_bytes=_LIMIT_BYTES), type=_Bound)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SchemaError(f"does not fit its schema: {error}", path=path) from error
+    protocol = load_protocol(root / _PROTOCOL)
+    if protocol is None or protocol.file.id != bound.protocol_id:
+        raise InputError(
+            f"is not the campaign's protocol {bound.protocol_id}", path=root / _PROTOCOL
+        )
+    return protocol
+
+
+def _campaign_around(path: Path) -> Path | None:
+    """Return the innermost campaign that a path is or lies in, wherever links lead."""
+    place = path.resolve()
+    return next((each for each in (place, *place.parents) if is_campaign(each)), None)
