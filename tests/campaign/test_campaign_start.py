@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from opprof.artifacts.campaign import ControllerRecord, Slot
 from opprof.campaign.begin import Request, create_campaign
+from opprof.campaign.binding import bind
 from opprof.campaign.detach import Starter
 from opprof.campaign.life import Life, live
 from opprof.campaign.options import make_sources
@@ -23,6 +25,9 @@ from opprof.campaign.store import Store, campaign_lock
 from opprof.campaign.withdraw import remember, withdraw
 from opprof.cli.campaign import group
 from opprof.errors import InputError, StateConflict
+from opprof.protocol import load_protocol
+from opprof.protocol.amend import Request as Amending
+from opprof.protocol.amend import amend_protocol
 
 MACHINE = Path(__file__).parents[2] / "src" / "opprof" / "host" / "machines" / "dash0.toml"
 
@@ -163,6 +168,43 @@ def test_nothing_that_a_start_did_not_make_is_taken_back(tmp_path: Path, store: 
     assert withdraw(made) == ""
     assert not store.folder.exists()
     assert not list(tmp_path.glob(".c.*"))
+
+
+def test_a_resume_under_the_protocol_in_force_says_that_nothing_changes(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frozen or amended: the campaign's copy, or another file of the same bytes."""
+    bind(store, store.campaign(), make_sources(tmp_path / "private", ()))
+    again = tmp_path / "again.toml"
+    again.write_bytes(store.protocol.read_bytes())
+
+    def resumed_under(path: Path) -> str:
+        flags = ["resume", str(store.folder), "--private", str(tmp_path / "private")]
+        found = CliRunner().invoke(group, [*flags, "--protocol", str(path)])
+        assert found.exit_code == 0, found.output
+        return found.stderr
+
+    for path in (again, store.protocol):
+        before = contents(store.folder)
+        [line] = resumed_under(path).splitlines()
+        assert re.search(r" protocol [0-9a-f]{12} is in force already: nothing changes$", line)
+        assert contents(store.folder) == before
+    frozen = load_protocol(again)
+    assert frozen is not None
+    settings = [("budget.gpu_hours_max", "20.0")]
+    asked = Amending("A-X-1", "more hours", "there are more", "2026-11-30", settings)
+    amended = tmp_path / "amended.toml"
+    amended.write_bytes(amend_protocol(frozen, asked))
+    assert "is in force: A-X-1\n" in resumed_under(amended)
+    assert "is in force already: nothing changes\n" in resumed_under(amended)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file but the lock, which is opened."""
+    files = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"
+    ]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def test_a_second_controller_is_no_error_of_the_first(

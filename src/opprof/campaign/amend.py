@@ -39,7 +39,8 @@ def take_amendment(
     """Put an amended protocol in force; the caller owns the campaign.
 
     The copy and its provenance come first and ``protocol.toml`` last, so that a crash in between
-    leaves the old protocol in force; taking the same amendment again finishes it.
+    leaves the old protocol in force; taking the same amendment again finishes it. The file that is
+    in force changes nothing, and that is said.
 
     Raises:
         StateConflict: it does not follow from the protocol in force, touches runs that have begun,
@@ -49,11 +50,12 @@ def take_amendment(
     old, new = _load(store.protocol), _load(path)
     require_frozen(new)
     require(new.file)
-    records = store.runs()
-    if old.sha256 != new.sha256:
-        started = [record for record in records if record.attempts]
-        if problems := check_amendment(old, new, started):
-            raise StateConflict("; ".join(problems), path=path)
+    if old.sha256 == new.sha256:
+        say(f"protocol {new.sha256[:12]} is in force already: nothing changes")
+        return
+    started = [record for record in store.runs() if record.attempts]
+    if problems := check_amendment(old, new, started):
+        raise StateConflict("; ".join(problems), path=path)
     _check_manifests(store, new, only)
     added, _ = added_amendments(old, new)
     _judge_again(store, old, new, added, say)
