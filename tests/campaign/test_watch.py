@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,9 +17,10 @@ from click.testing import CliRunner
 from ray_builders import make_campaign
 
 from opprof.artifacts.campaign import ControllerRecord, ProcessRecord
+from opprof.campaign import watch
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store, is_locked, pretty
-from opprof.campaign.watch import stop_controller
+from opprof.campaign.watch import standstill, stop_controller
 from opprof.cli import root
 from opprof.errors import EnvironmentFailure
 
@@ -93,12 +96,38 @@ def test_a_stopped_controller_is_named_within_seconds(owner: Owner, tmp_path: Pa
     assert process.wait(60) == -signal.SIGTERM
 
 
-def test_a_controller_that_is_let_go_on_in_time_ends(owner: Owner, tmp_path: Path) -> None:
+def test_a_controller_that_is_let_go_on_in_time_ends(
+    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = owner("plain")
     freeze(process)
-    later = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.5; kill -CONT {process.pid}"])
-    assert stop_controller(tmp_path, now=False, say=pytest.fail).startswith("stopped")
-    later.wait()
+
+    def let_go_on(table: ProcessTable, record: ControllerRecord) -> str:
+        held = standstill(table, record)
+        process.send_signal(signal.SIGCONT)
+        return held
+
+    monkeypatch.setattr(watch, "standstill", let_go_on)
+    assert stop_controller(tmp_path, now=False, say=list[str]().append).startswith("stopped")
+
+
+def test_a_long_time_between_two_looks_is_no_standstill(
+    owner: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks may have been held up himself; the controller stands still only at one look."""
+    looks = iter(["", "it is stopped"])
+    process, now = owner("deaf"), itertools.count(0.0, 10.0)
+    clock = SimpleNamespace(monotonic=lambda: next(now), sleep=time.sleep, time_ns=time.time_ns)
+
+    def look(_table: ProcessTable, _record: ControllerRecord) -> str:
+        held = next(looks, "")
+        if held:
+            process.kill()
+        return held
+
+    monkeypatch.setattr(watch, "standstill", look)
+    monkeypatch.setattr(watch, "time", clock)
+    assert stop_controller(tmp_path, now=False, say=list[str]().append).startswith("stopped")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from opprof.campaign.processes import ProcessTable
 from opprof.errors import EnvironmentFailure
 from opprof.host import version_probe
 from opprof.host.versions import versions
@@ -80,9 +81,8 @@ def test_what_an_interpreter_leaves_behind_is_ended_and_holds_nothing_up(tmp_pat
     script.chmod(0o755)
     found, _ = versions((None, None), python=str(script), timeout_s=30)
     assert found.python == platform.python_version()
-    stat = Path(f"/proc/{left.read_text().strip()}/stat")
-    give_up = time.monotonic() + 30
-    while stat.exists() and stat.read_text().split()[2] != "Z":
+    pid, give_up = int(left.read_text()), time.monotonic() + 30
+    while (seen := ProcessTable().look(pid)) is not None and seen.state != "Z":
         assert time.monotonic() < give_up, "it lives on"
         time.sleep(0.01)
 

@@ -59,15 +59,18 @@ def stop_controller(
     store = Store(folder, wall_ns=time.time_ns)
     store.campaign()
     table, sent, told = ProcessTable(), 0, False
-    begun = moved = time.monotonic()
+    begun, held_since = time.monotonic(), None
     while is_locked(folder):
         record, at = store.controller(), time.monotonic()
         if record is not None and sent < (2 if now else 1):
             sent += table.send(record.process, signal.SIGTERM)
         held = "" if record is None else standstill(table, record)
         if not held:
-            moved = at
-        elif at - moved > _STANDSTILL_S:
+            held_since = None
+        elif held_since is None:
+            # However long ago the last look was: what held it may have begun just now.
+            held_since = at
+        elif at - held_since > _STANDSTILL_S:
             then = "; it has been told to end, and does once it goes on" if sent else ""
             raise EnvironmentFailure(f"{held}{then}", path=folder)
         if not told and at - begun > _REACT_S and (why := _unconfirmed(table, record)):
