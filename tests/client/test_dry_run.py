@@ -21,6 +21,7 @@ from opprof.artifacts.run import ManifestSummary, RequestRecord, Result, Timelin
 from opprof.artifacts.sanity import Sanity
 
 Client = Callable[..., subprocess.CompletedProcess[str]]
+Patient = Callable[[Callable[[float, Path], None]], None]
 S = 1_000_000_000
 ANSWER = " zyxwvut"
 
@@ -42,63 +43,63 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def test_saturation_then_moderate_bursts(
-    tmp_path: Path,
     mock: Callable[..., Any],
     manifest: Callable[..., Path],
     run_flags: Callable[..., list[str]],
     client: Client,
+    patient: Patient,
 ) -> None:
     requests = manifest(pattern="P04", arrival="burst:8")
-    server = mock(
-        "--step-ms", "10", "--opprof-dir", str(tmp_path / "opprof"), "--token-text", ANSWER
-    )
-    shared = {"opprof_dir": tmp_path / "opprof", "max_concurrency": 16}
-    saturation = tmp_path / "saturation" / "client"
-    done = client(run_flags(requests, server.url, saturation, request_rate="inf", **shared))
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = read_run(saturation)
-    log = server.log()
 
-    # Saturation concurrency, by the server: the cap is reached and never passed.
-    assert max(row["outstanding"] for row in log["arrivals"]) == 16
-    check_timeline(run["timeline"], 0.01)
-    check_work(run, log, output=4)
-    check_redaction(saturation.parent, done, "[0,1,7,8,9]", "[0, 1, 7, 8, 9]", ANSWER)
-    calls = [call["path"] for call in log["calls"]]
-    assert calls == ["/start_profile", "/stop_profile"] * 2
-    result = run["result"]
-    clean_s = 3 * 0.8
-    inside = [
-        r
-        for r in run["records"]
-        if run["segments"][0].start_mono_ns
-        <= (r.completed_mono_ns or 0)
-        < run["segments"][-1].end_mono_ns
-    ]
-    assert result.completed_rps == pytest.approx(len(inside) / clean_s)
+    def check(scale: float, folder: Path) -> None:
+        opprof = folder / "opprof"
+        server = mock(
+            *("--step-ms", f"{1000 * scale:g}", "--token-text", ANSWER),
+            *("--opprof-dir", str(opprof)),
+        )
+        shared = {"opprof_dir": opprof, "time_scale": scale}
+        saturation = folder / "saturation" / "client"
+        done = client(run_flags(requests, server.url, saturation, request_rate="inf", **shared))
+        assert done.returncode == 0, done.stdout + done.stderr
+        run = read_run(saturation)
+        log = server.log()
 
-    urllib_clear(server.url)
-    moderate = tmp_path / "moderate" / "client"
-    flags = {
-        "load_point": "moderate",
-        "saturation_result": saturation / "result.json",
-        "rate_fraction": 0.6,
-        **shared,
-        "max_concurrency": 256,
-        "protocol": None,
-    }
-    relaxed = run_flags(
-        requests, server.url, moderate, **{**flags, "protocol": tmp_path / "relaxed.toml"}
-    )
-    done = client(relaxed)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run, log = read_run(moderate), server.log()
-    timeline = run["timeline"]
-    check_timeline(timeline, 0.01)
-    check_work(run, log, output=4)
-    assert timeline.rate_rps == 0.6 * result.completed_rps
-    check_bursts(run, log)
-    check_redaction(moderate.parent, done, "[0,1,7,8,9]", "[0, 1, 7, 8, 9]", ANSWER)
+        # Saturation concurrency, by the server: the cap is reached and never passed.
+        assert max(row["outstanding"] for row in log["arrivals"]) == 16
+        check_timeline(run["timeline"], scale)
+        check_work(run, log, output=4)
+        check_redaction(saturation.parent, done, "[0,1,7,8,9]", "[0, 1, 7, 8, 9]", ANSWER)
+        calls = [call["path"] for call in log["calls"]]
+        assert calls == ["/start_profile", "/stop_profile"] * 2
+        result = run["result"]
+        inside = [
+            r
+            for r in run["records"]
+            if run["segments"][0].start_mono_ns
+            <= (r.completed_mono_ns or 0)
+            < run["segments"][-1].end_mono_ns
+        ]
+        assert result.completed_rps == pytest.approx(len(inside) / (3 * 80 * scale))
+
+        urllib_clear(server.url)
+        moderate = folder / "moderate" / "client"
+        flags = {
+            "load_point": "moderate",
+            "saturation_result": saturation / "result.json",
+            "rate_fraction": 0.6,
+            "max_concurrency": 256,
+        }
+        done = client(run_flags(requests, server.url, moderate, **shared, **flags))
+        assert done.returncode == 0, done.stdout + done.stderr
+        run, log = read_run(moderate), server.log()
+        timeline = run["timeline"]
+        check_timeline(timeline, scale)
+        check_work(run, log, output=4)
+        assert timeline.rate_rps == 0.6 * result.completed_rps
+        check_bursts(run, log)
+        check_redaction(moderate.parent, done, "[0,1,7,8,9]", "[0, 1, 7, 8, 9]", ANSWER)
+
+    patient(check)
 
 
 def urllib_clear(url: str) -> None:
@@ -178,23 +179,25 @@ def check_redaction(folder: Path, done: subprocess.CompletedProcess[str], *secre
 
 
 def test_running_out_of_requests_ends_the_run_as_invalid(
-    tmp_path: Path,
     mock: Callable[..., Any],
     manifest: Callable[..., Path],
     run_flags: Callable[..., list[str]],
     client: Client,
+    patient: Patient,
 ) -> None:
-    server = mock("--step-ms", "5")
-    folder = tmp_path / "run" / "client"
-    done = client(run_flags(manifest(100), server.url, folder))
-    assert done.returncode == 1
-    run = read_run(folder)
-    assert not run["result"].accepted
-    assert any("ran out" in reason for reason in run["result"].reasons)
-    log = server.log()
-    assert len(log["arrivals"]) == 100
-    assert len({row["prompt_digest"] for row in log["arrivals"]}) == 100
-    assert run["timeline"].state == "failed"
+    def check(scale: float, folder: Path) -> None:
+        server = mock("--step-ms", f"{500 * scale:g}")
+        flags = run_flags(manifest(100), server.url, folder / "client", time_scale=scale)
+        assert client(flags).returncode == 1
+        run = read_run(folder / "client")
+        assert not run["result"].accepted
+        assert any("ran out" in reason for reason in run["result"].reasons)
+        log = server.log()
+        assert len(log["arrivals"]) == 100
+        assert len({row["prompt_digest"] for row in log["arrivals"]}) == 100
+        assert run["timeline"].state == "failed"
+
+    patient(check)
 
 
 def test_a_burn_in_run(

@@ -25,6 +25,8 @@ from opprof.workload.read import open_manifest
 
 Client = Callable[..., subprocess.CompletedProcess[str]]
 Flags = Callable[..., list[str]]
+Patient = Callable[[Callable[[float, Path], None]], None]
+CLEAN_ONLY: dict[str, Any] = {"profile_after_clean": False, "num_profile_windows": 0}
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -51,63 +53,65 @@ CODES = {
 
 
 def test_failed_requests_in_a_clean_segment_fail_the_run_with_their_reasons(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
     # The server's steps allow 100 requests/s at most, so number 80 comes after the 0.6 s of warm-up
     # however fast the machine is; a third of that rate brings the last one into the clean 2.4 s.
     faults = {str(80 + 2 * k): fault for k, fault in enumerate(CODES)}
-    server = mock("--step-ms", "40", "--faults", json.dumps(faults))
-    folder = tmp_path / "run" / "client"
-    flags = run_flags(
-        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
-    )
-    done = client(flags)
-    assert done.returncode == 1, done.stdout + done.stderr
-    result = result_of(folder)
-    assert not result["accepted"]
-    clean, counts = (
-        next(reason for reason in result["reasons"] if reason.startswith(gate))
-        for gate in ("clean_requests", "token_counts")
-    )
-    assert all(f"{code} x1" in clean for code in CODES.values())
-    assert "input_count x1, output_count x1" in counts
-    lines = [line for line in whole_lines(folder) if line["error"] is not None]
-    assert sorted(line["error"] for line in lines) == sorted(CODES.values())
-    for line in lines:
-        answered = line["error"] in ("output_count", "input_count")
-        assert (line["completed_mono_ns"] is not None) == answered
-        assert (line["ended_mono_ns"] is not None) != answered
-    assert "injected" not in done.stdout + done.stderr + json.dumps(result)
+
+    def check(scale: float, run: Path) -> None:
+        server = mock("--step-ms", f"{4000 * scale:g}", "--faults", json.dumps(faults))
+        folder = run / "client"
+        done = client(run_flags(manifest(), server.url, folder, **CLEAN_ONLY, time_scale=scale))
+        assert done.returncode == 1, done.stdout + done.stderr
+        result = result_of(folder)
+        assert not result["accepted"]
+        clean, counts = (
+            [reason for reason in result["reasons"] if reason.startswith(gate)]
+            for gate in ("clean_requests", "token_counts")
+        )
+        assert len(clean) == len(counts) == 1, result["reasons"]
+        assert all(f"{code} x1" in clean[0] for code in CODES.values()), clean
+        assert "input_count x1, output_count x1" in counts[0]
+        lines = [line for line in whole_lines(folder) if line["error"] is not None]
+        assert sorted(line["error"] for line in lines) == sorted(CODES.values())
+        for line in lines:
+            answered = line["error"] in ("output_count", "input_count")
+            assert (line["completed_mono_ns"] is not None) == answered
+            assert (line["ended_mono_ns"] is not None) != answered
+        assert "injected" not in done.stdout + done.stderr + json.dumps(result)
+
+    patient(check)
 
 
 def test_a_failure_in_the_warm_up_is_recorded_and_fails_nothing(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
-    server = mock("--step-ms", "10", "--faults", '{"3": "http_500"}')
-    folder = tmp_path / "run" / "client"
-    flags = run_flags(
-        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
-    )
-    done = client(flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    sanity = json.loads((folder / "sanity.json").read_text())
-    gate = next(gate for gate in sanity["gates"] if gate["name"] == "clean_requests")
-    assert gate["numbers"]["failed_outside"] == 1
-    assert gate["numbers"]["codes_outside"] == "http_500 x1"
+    def check(scale: float, run: Path) -> None:
+        server = mock("--step-ms", f"{1000 * scale:g}", "--faults", '{"3": "http_500"}')
+        folder = run / "client"
+        done = client(run_flags(manifest(), server.url, folder, **CLEAN_ONLY, time_scale=scale))
+        assert done.returncode == 0, done.stdout + done.stderr
+        sanity = json.loads((folder / "sanity.json").read_text())
+        gate = next(gate for gate in sanity["gates"] if gate["name"] == "clean_requests")
+        assert gate["numbers"]["failed_outside"] == 1
+        assert gate["numbers"]["codes_outside"] == "http_500 x1"
+
+    patient(check)
 
 
 def test_a_connection_that_the_server_closed_while_idle_costs_no_request(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
-    server = mock("--step-ms", "10", "--faults", '{"40": "swallow"}')
-    folder = tmp_path / "run" / "client"
-    flags = run_flags(
-        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
-    )
-    done = client(flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert result_of(folder)["metrics"]["client"]["resent"] == 1
-    assert all(line["error"] is None for line in whole_lines(folder))
+    def check(scale: float, run: Path) -> None:
+        server = mock("--step-ms", f"{1000 * scale:g}", "--faults", '{"40": "swallow"}')
+        folder = run / "client"
+        done = client(run_flags(manifest(), server.url, folder, **CLEAN_ONLY, time_scale=scale))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert result_of(folder)["metrics"]["client"]["resent"] == 1
+        assert all(line["error"] is None for line in whole_lines(folder))
+
+    patient(check)
 
 
 def test_a_server_that_dies_ends_the_run_at_once(
@@ -134,26 +138,22 @@ def test_a_server_that_dies_ends_the_run_at_once(
 
 
 def test_a_slow_drain_is_quarantined(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
     # 16 requests of 40 steps of 10 ms, three at a time: the drain needs 2 s, and 1.2 s are allowed.
-    server = mock("--step-ms", "10", "--slots", "3")
-    folder = tmp_path / "run" / "client"
-    flags = run_flags(
-        manifest(output=40),
-        server.url,
-        folder,
-        profile_after_clean=False,
-        num_profile_windows=0,
-    )
-    done = client(flags)
-    result = result_of(folder)
-    assert result["drain_quarantined"], done.stdout
-    assert result["accepted"] and done.returncode == 0
-    assert "drain-quarantined" in done.stdout
-    assert all(line["error"] is None for line in whole_lines(folder))
-    assert result["metrics"]["drain_budget_s"] == pytest.approx(1.2)
-    assert result["metrics"]["drain_timeout_requested_s"] == pytest.approx(1.2)
+    def check(scale: float, run: Path) -> None:
+        server = mock("--step-ms", f"{1000 * scale:g}", "--slots", "3")
+        folder, requests = run / "client", manifest(output=40)
+        done = client(run_flags(requests, server.url, folder, **CLEAN_ONLY, time_scale=scale))
+        result = result_of(folder)
+        assert result["drain_quarantined"], done.stdout
+        assert result["accepted"] and done.returncode == 0
+        assert "drain-quarantined" in done.stdout
+        assert all(line["error"] is None for line in whole_lines(folder))
+        assert result["metrics"]["drain_budget_s"] == pytest.approx(120 * scale)
+        assert result["metrics"]["drain_timeout_requested_s"] == pytest.approx(120 * scale)
+
+    patient(check)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -165,7 +165,7 @@ def test_an_interrupt_keeps_whole_lines_and_says_so(
     process = start(run_flags(manifest(), server.url, folder, time_scale=1.0))
     wait_for_lines(folder)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130 and "Traceback" not in errors
     lines = whole_lines(folder)
     assert sum(line["error"] == "interrupted" for line in lines) == 16
@@ -201,14 +201,14 @@ def test_a_signal_before_or_after_the_load_leaves_one_consistent_story(
             connection, _ = silent.accept()
             with connection:
                 process.send_signal(signal.SIGTERM)
-                _, errors = process.communicate(timeout=120)
+                _, errors = process.communicate(timeout=600)
         assert process.returncode == 130 and "Traceback" not in errors
         assert not folder.exists()
         return
     process = start(flags)
     wait_for(lambda: '"drain"' in read_or_empty(folder / "timeline.json") or ended(folder))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert "Traceback" not in errors
     state = json.loads((folder / "timeline.json").read_text())["state"]
     if process.returncode == 130:
@@ -238,20 +238,13 @@ def test_a_manifest_cut_under_the_run_is_a_reason_and_no_hang(
     tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags
 ) -> None:
     server = mock("--step-ms", "10")
-    folder, requests = tmp_path / "run" / "client", manifest()
-    flags = run_flags(
-        requests,
-        server.url,
-        folder,
-        profile_after_clean=False,
-        num_profile_windows=0,
-        time_scale=1.0,
-    )
+    folder, requests = tmp_path / "run" / "client", manifest(40_000)
+    flags = run_flags(requests, server.url, folder, **CLEAN_ONLY, time_scale=1.0)
     process = start(flags)
     wait_for_lines(folder)
     with requests.open("r+b") as stream:
         stream.truncate(2000)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 1 and "Traceback" not in errors, errors
     assert "was changed while it was in use" in output
     assert json.loads((folder / "timeline.json").read_text())["state"] == "failed"
@@ -260,17 +253,20 @@ def test_a_manifest_cut_under_the_run_is_a_reason_and_no_hang(
 
 
 def test_an_engine_file_that_is_broken_costs_the_acceptance_and_not_the_result(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
-    opprof = tmp_path / "opprof"
-    server = mock("--step-ms", "10", "--opprof-dir", str(opprof))
-    (opprof / "engine-0.profiler.ndjson").write_text("{broken\n")
-    folder = tmp_path / "run" / "client"
-    done = client(run_flags(manifest(), server.url, folder, opprof_dir=opprof))
-    assert done.returncode == 1, done.stdout + done.stderr
-    result = result_of(folder)
-    assert any("engine-0.profiler.ndjson:1" in reason for reason in result["reasons"])
-    assert result["completed_rps"] > 0 and not result["accepted"]
+    def check(scale: float, run: Path) -> None:
+        opprof, folder = run / "opprof", run / "client"
+        server = mock("--step-ms", f"{1000 * scale:g}", "--opprof-dir", str(opprof))
+        (opprof / "engine-0.profiler.ndjson").write_text("{broken\n")
+        flags = run_flags(manifest(), server.url, folder, opprof_dir=opprof, time_scale=scale)
+        done = client(flags)
+        assert done.returncode == 1, done.stdout + done.stderr
+        result = result_of(folder)
+        assert any("engine-0.profiler.ndjson:1" in reason for reason in result["reasons"])
+        assert result["completed_rps"] > 0 and not result["accepted"]
+
+    patient(check)
 
 
 def test_a_killed_client_leaves_whole_lines_and_no_result(
@@ -282,7 +278,7 @@ def test_a_killed_client_leaves_whole_lines_and_no_result(
     process = start(flags)
     wait_for_lines(folder)
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert whole_lines(folder)
     assert json.loads((folder / "timeline.json").read_text())["state"] == "running"
     assert not (folder / "result.json").exists()
@@ -368,20 +364,20 @@ def test_another_model(
 
 
 def test_the_key_comes_from_the_environment_and_is_never_shown(
-    tmp_path: Path, mock: Any, manifest: Any, run_flags: Flags, client: Client
+    mock: Any, manifest: Any, run_flags: Flags, client: Client, patient: Patient
 ) -> None:
-    server = mock("--step-ms", "5", "--require-key", "sesame")
-    folder = tmp_path / "run" / "client"
-    flags = run_flags(
-        manifest(), server.url, folder, profile_after_clean=False, num_profile_windows=0
-    )
-    refused = client(flags)
-    assert refused.returncode == 1 and "OPPROF_API_KEY" in refused.stderr
-    done = client(flags, OPENAI_API_KEY="sesame", OPPROF_HEADERS="X-Team: turquoise")
-    assert done.returncode == 0, done.stdout + done.stderr
-    texts = [p.read_text() for p in (tmp_path / "run").rglob("*") if p.is_file()]
-    for text in [*texts, done.stdout, done.stderr]:
-        assert "sesame" not in text and "turquoise" not in text
+    def check(scale: float, run: Path) -> None:
+        server = mock("--step-ms", f"{1000 * scale:g}", "--require-key", "sesame")
+        flags = run_flags(manifest(), server.url, run / "client", **CLEAN_ONLY, time_scale=scale)
+        refused = client(flags)
+        assert refused.returncode == 1 and "OPPROF_API_KEY" in refused.stderr
+        done = client(flags, OPENAI_API_KEY="sesame", OPPROF_HEADERS="X-Team: turquoise")
+        assert done.returncode == 0, done.stdout + done.stderr
+        texts = [p.read_text() for p in run.rglob("*") if p.is_file()]
+        for text in [*texts, done.stdout, done.stderr]:
+            assert "sesame" not in text and "turquoise" not in text
+
+    patient(check)
 
 
 def test_no_layer1_stream_where_one_is_promised(
