@@ -3,8 +3,8 @@
 usage: python scripts/e2e_vllm_plugin.py --env FOLDER [--only NAME ...] [--keep DIR]
 
 ``FOLDER`` comes from ``scripts/vllm_cpu_env.sh``. Each scenario starts its own tiny server. Two run
-at a time, because a server spends most of its start on one core; those that judge the age of a
-checkpoint run alone afterwards. The last line is ``N passed, M failed``.
+at a time, because a server spends most of its start on one core; the one that judges the age of a
+checkpoint runs alone afterwards. The last line is ``N passed, M failed``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,13 +32,20 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from opprof_disk_checks import (
+    FLUSH_NS,
     check_accounting,
     check_steps,
     check_windows,
+    executed,
+    is_balanced,
     profiler_events,
+    sidecar,
     steps_of,
 )
-from vllm_cpu_server import CHECKOUT, Server, plugin_path
+from vllm_cpu_server import CHECKOUT, Server, is_alive, plugin_path
+
+PATIENCE_S = 600.0
+"""For anything that must happen: it bounds a hang and judges no speed."""
 
 
 class Load:
@@ -81,19 +88,39 @@ class Load:
         """Start no more requests and wait for those that run."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(PATIENCE_S)
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Wait until something holds."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < give_up, f"in {PATIENCE_S:g} s never: {what}"
+        time.sleep(0.1)
 
 
 def wait_for_steps(server: Server, count: int, since_ns: int = 0) -> None:
     """Wait until ``count`` executed steps that were submitted since then stand in the stream."""
-    give_up, found = time.monotonic() + 120, 0
-    while found < count:
-        assert time.monotonic() < give_up, f"{found} steps in two minutes"
-        time.sleep(0.1)
-        data = (server.opprof_dir / "engine-0.jsonl").read_bytes()
-        lines = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
-        steps = [line for line in lines if line["type"] == "step" and line["model_executed"]]
-        found = sum(step["submit_mono_ns"] >= since_ns for step in steps)
+    wait_until(
+        lambda: (
+            sum(step["submit_mono_ns"] >= since_ns for step in executed(server.opprof_dir)) >= count
+        ),
+        f"{count} steps",
+    )
+
+
+def checkpoints(server: Server, count: int) -> list[int]:
+    """Return the wall times of the next ``count`` checkpoints, those missed in between left out."""
+    seen: list[int] = []
+
+    def look() -> bool:
+        at = int(sidecar(server.opprof_dir)["wall_time_ns"])
+        if at not in seen[-1:]:
+            seen.append(at)
+        return len(seen) == count
+
+    wait_until(look, f"{count} checkpoints")
+    return seen
 
 
 def run_window(server: Server) -> None:
@@ -111,24 +138,23 @@ def scenario_windows_and_drain(env: Path, run: Path) -> str:
         assert server.post("/start_profile") == 200
         assert server.post("/stop_profile") == 500, "a window without a trace must be said"
         with Load(server, 8) as load:
-            time.sleep(1)
+            wait_until(lambda: load.done, "an answer")
             for _ in range(3):
                 run_window(server)
             control = server.opprof_dir / "engine-0.jsonl.control"
             control.write_text("off")
-            time.sleep(0.5)
+            wait_until(lambda: sidecar(server.opprof_dir)["pauses"] == 1, "a pause")
             control.write_text("on")
-            time.sleep(0.5)
+            wait_for_steps(server, 1, since_ns=time.monotonic_ns())
             assert load.failed == 0
             assert server.process is not None
             server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(180) == 0
+            assert server.process.wait(PATIENCE_S) == 0
     count = check_accounting(server.opprof_dir, final=True)
     steps = steps_of(server.opprof_dir)
     check_steps(steps)
     check_windows(server.opprof_dir, server.trace_dir, 3, 1)
-    side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
-    assert side["pauses"] == 1
+    assert sidecar(server.opprof_dir)["pauses"] == 1
     faults = [event["fault"] for event in profiler_events(server.opprof_dir) if event["fault"]]
     assert faults[0] == "stopped without a start"
     assert faults[1].startswith("no trace was written")
@@ -145,16 +171,15 @@ def scenario_kill_engine(env: Path, run: Path) -> str:
     server = Server(env, run, flags=["--enforce-eager"])
     server.start()
     with Load(server, 8):
-        time.sleep(3.3)
+        wait_for_steps(server, 101)
         signal_ns = time.time_ns()
         os.kill(server.engine_pid(), signal.SIGKILL)
-        time.sleep(1.5)
+        wait_until(lambda: sidecar(server.opprof_dir)["engine_gone"], "the last checkpoint")
         count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
         server.kill()
     steps = steps_of(server.opprof_dir)
     age_ms = (signal_ns - _wall(server, steps[-1]["complete_mono_ns"])) / 1e6
-    side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
-    assert side["engine_gone"] and side["reason"] is None, side
+    assert sidecar(server.opprof_dir)["reason"] is None
     return f"{count} steps, the last completed {age_ms:.0f} ms before the signal"
 
 
@@ -164,40 +189,59 @@ def scenario_kill_parent(env: Path, run: Path) -> str:
     server.start()
     engine = server.engine_pid()
     with Load(server, 8):
-        time.sleep(2.2)
+        wait_for_steps(server, 101)
         signal_ns = time.time_ns()
         assert server.process is not None
         server.process.kill()
         server.process.wait()
-        time.sleep(0.3)
-        check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
+        wait_until(
+            lambda: (
+                sidecar(server.opprof_dir)["wall_time_ns"] > signal_ns
+                and is_balanced(server.opprof_dir)
+            ),
+            "a valid checkpoint of the orphan",
+        )
     os.kill(engine, signal.SIGTERM)
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{engine}").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: not is_alive(engine), "the end of the orphan")
     return f"{check_accounting(server.opprof_dir, final=True)} steps, clean footer of the orphan"
 
 
 def scenario_kill_everything(env: Path, run: Path) -> str:
-    """SIGKILL of every process at once: the last checkpoint is at most a flush interval old."""
-    server = Server(env, run, flags=["--enforce-eager"])
-    server.start()
-    with Load(server, 8):
-        time.sleep(3.7)
-        wait_for_steps(server, 101)
-        signal_ns = time.time_ns()
-        server.kill()
-    count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
-    assert count > 100
-    return f"{count} steps in the last checkpoint"
+    """SIGKILL of every process at once: the last checkpoint is at most a flush interval old.
+
+    A machine that holds the writer up just then makes it older, or the kill meets the one rename
+    between lines and sidecar; so one kill of three must find it so. The interval itself is judged
+    at the shortest of several, which no machine makes too short.
+    """
+    for attempt in range(1, KILLS + 1):
+        server = Server(env, run / f"kill-{attempt}", flags=["--enforce-eager"])
+        server.start()
+        with Load(server, 8):
+            wait_for_steps(server, 101)
+            gaps = [later - earlier for earlier, later in pairwise(checkpoints(server, 6))]
+            assert min(gaps) <= FLUSH_NS, gaps
+            # At any moment between two flushes.
+            time.sleep(random.uniform(0, FLUSH_NS / 1e9))
+            signal_ns = time.time_ns()
+            server.kill()
+        try:
+            count = check_accounting(server.opprof_dir, final=False, signal_wall_ns=signal_ns)
+        except AssertionError as error:
+            if attempt == KILLS:
+                raise
+            print(f"kill {attempt} of {KILLS}: {error}", flush=True)
+            continue
+        assert count > 100
+        break
+    return f"{count} steps in the last checkpoint, kill {attempt}"
 
 
 def scenario_tensor_parallel(env: Path, run: Path) -> str:
     """TP2: one stream, two rank traces a window with the same step indices; hidden counters."""
     flags = ["--enforce-eager", "--tensor-parallel-size", "2", "--disable-log-stats"]
     server = Server(env, run, flags=flags)
-    with server, Load(server, 8):
-        time.sleep(2)
+    with server, Load(server, 8) as load:
+        wait_until(lambda: load.done, "an answer")
         for _ in range(3):
             run_window(server)
     count = check_accounting(server.opprof_dir, final=True)
@@ -217,8 +261,8 @@ def scenario_tensor_parallel(env: Path, run: Path) -> str:
 def scenario_pipeline_parallel(env: Path, run: Path) -> str:
     """PP2: one stream, two rank traces a window with the same step indices."""
     server = Server(env, run, flags=["--enforce-eager", "--pipeline-parallel-size", "2"])
-    with server, Load(server, 8):
-        time.sleep(2)
+    with server, Load(server, 8) as load:
+        wait_until(lambda: load.done, "an answer")
         for _ in range(2):
             run_window(server)
     count = check_accounting(server.opprof_dir, final=True)
@@ -246,7 +290,13 @@ def scenario_async_preemption(env: Path, run: Path) -> str:
             _abort_one(server)
         for _ in range(3):
             run_window(server)
-        time.sleep(1)
+        wait_until(
+            lambda: all(
+                sum(step[name] for step in executed(server.opprof_dir))
+                for name in ("preemptions", "resumed_requests", "recomputed_tokens")
+            ),
+            "a preemption and its resumption",
+        )
         assert load.failed == 0
     count = check_accounting(server.opprof_dir, final=True)
     steps = steps_of(server.opprof_dir)
@@ -281,7 +331,7 @@ def _abort_one(server: Server) -> None:
     """Start a streaming request and hang up after its first bytes."""
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     body = {"model": "tiny-qwen3", "prompt": [7] * 40, "max_tokens": 400, "stream": True}
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(body | {"ignore_eos": True}), headers)
@@ -308,16 +358,10 @@ def scenario_full_disk(env: Path, run: Path) -> str:
             return "skipped: no permission to mount a small disk"
         server = Server(env, run, flags=["--enforce-eager"])
         with server, Load(server, 8) as load:
-            deadline = time.monotonic() + 60
-            side: dict[str, Any] = {}
-            while time.monotonic() < deadline and not side.get("reason"):
-                time.sleep(0.2)
-                with suppress(OSError, ValueError):
-                    side = json.loads((folder / "engine-0.jsonl.footer.json").read_text())
-            assert "No space left" in side.get("reason", ""), side
+            wait_until(lambda: sidecar(folder).get("reason"), "a full disk")
+            assert "No space left" in sidecar(folder)["reason"], sidecar(folder)
             before = load.done
-            time.sleep(1.5)
-            assert load.done > before, "the engine must serve on"
+            wait_until(lambda: load.done > before + 8, "the engine must serve on")
             assert load.failed == 0
         stream = (folder / "engine-0.jsonl").read_bytes()
         assert stream.endswith(b"\n")
@@ -383,7 +427,7 @@ def scenario_refusal(env: Path, run: Path) -> str:
 
 
 def _wall(server: Server, mono_ns: int) -> int:
-    side = json.loads((server.opprof_dir / "engine-0.jsonl.footer.json").read_text())
+    side = sidecar(server.opprof_dir)
     return int(side["wall_time_ns"] - side["mono_time_ns"] + mono_ns)
 
 
@@ -399,8 +443,9 @@ SCENARIOS: dict[str, Callable[[Path, Path], str]] = {
     "kill-parent": scenario_kill_parent,
     "kill-everything": scenario_kill_everything,
 }
-ALONE = ("kill-engine", "kill-parent", "kill-everything")
-"""They judge how old the last checkpoint is, so nothing else may hold up its writer."""
+ALONE = ("kill-everything",)
+"""It judges how old the last checkpoint is, so nothing else may hold up its writer."""
+KILLS = 3
 
 
 def run_scenario(env: Path, root: Path, name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,25 @@ def steps_of(opprof_dir: Path, index: int = 0) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, data.splitlines()) if line["type"] == "step"]
 
 
+def executed(opprof_dir: Path, index: int = 0) -> list[dict[str, Any]]:
+    """Return the executed steps that stand in the stream by now."""
+    data = (opprof_dir / f"engine-{index}.jsonl").read_bytes()
+    lines = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
+    return [line for line in lines if line["type"] == "step" and line["model_executed"]]
+
+
+def sidecar(opprof_dir: Path) -> dict[str, Any]:
+    """Return the latest checkpoint; empty where there is none yet."""
+    with suppress(FileNotFoundError):
+        found: dict[str, Any] = json.loads((opprof_dir / "engine-0.jsonl.footer.json").read_text())
+        return found
+    return {}
+
+
 def check_accounting(opprof_dir: Path, *, final: bool, signal_wall_ns: int | None = None) -> int:
     """Assert A-P3-5 on what is on disk; return the number of steps."""
     stream = opprof_dir / "engine-0.jsonl"
-    side = json.loads((opprof_dir / "engine-0.jsonl.footer.json").read_text())
+    side = sidecar(opprof_dir)
     data = stream.read_bytes()
     assert data.endswith(b"\n"), "the stream ends in a partial line"
     lines = [json.loads(line) for line in data.splitlines()]
@@ -50,6 +66,15 @@ def check_accounting(opprof_dir: Path, *, final: bool, signal_wall_ns: int | Non
         age_ns = signal_wall_ns - side["wall_time_ns"]
         assert age_ns <= FLUSH_NS + TOLERANCE_NS, f"checkpoint is {age_ns / 1e9:.3f} s old"
     return len(steps)
+
+
+def is_balanced(opprof_dir: Path) -> bool:
+    """Whether stream and checkpoint agree; while it is written they differ for a moment."""
+    try:
+        check_accounting(opprof_dir, final=False)
+    except AssertionError:
+        return False
+    return True
 
 
 def check_steps(steps: list[dict[str, Any]]) -> None:

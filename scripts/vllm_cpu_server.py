@@ -22,16 +22,21 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 MODEL_NAME = "tiny-qwen3"
-START_TIMEOUT_S = 300.0
-STOP_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 900.0
+STOP_TIMEOUT_S = 300.0
+GONE_TIMEOUT_S = 120.0
 
 
-def free_port() -> int:
-    """Return a TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserved_port() -> socket.socket:
+    """Return a socket that keeps a free TCP port from everybody but this user's vLLM.
+
+    It does not listen. vLLM binds with SO_REUSEPORT, so it gets the port nevertheless, and no other
+    program that asks for any free port does in the seconds until then.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def plugin_path(
@@ -77,7 +82,7 @@ class Server:
         flags: Sequence[str] = (),
         variables: dict[str, str] | None = None,
         record: bool = True,
-        shutdown_timeout_s: int = 30,
+        shutdown_timeout_s: int = 120,
         pythonpath: str | None = None,
     ) -> None:
         self.env = env
@@ -86,7 +91,8 @@ class Server:
         self.trace_dir = run_dir / "traces"
         self.model = env / MODEL_NAME
         self.model_name = MODEL_NAME
-        self.port = free_port()
+        self._reserved = reserved_port()
+        self.port: int = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._flags = [*flags, "--shutdown-timeout", str(shutdown_timeout_s)]
         self._variables = variables or {}
@@ -159,7 +165,7 @@ class Server:
     def is_healthy(self) -> bool:
         """Whether ``/health`` answers 200."""
         try:
-            with urllib.request.urlopen(self.url + "/health", timeout=2) as answer:
+            with urllib.request.urlopen(self.url + "/health", timeout=10) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -207,7 +213,7 @@ class Server:
         raise RuntimeError(f"no engine process among {self.descendants()}")
 
     def stop(self) -> int:
-        """Drain by SIGTERM to the API parent, after a minute kill; return the exit code."""
+        """Drain by SIGTERM to the API parent; kill where it hangs; return the exit code."""
         if self.process is None:
             return 0
         if self.process.poll() is None:
@@ -219,7 +225,7 @@ class Server:
             return -signal.SIGKILL
 
     def kill(self) -> None:
-        """SIGKILL the server and everything below it at once."""
+        """SIGKILL the server and everything below it at once, and see them gone."""
         if self.process is None:
             return
         pids = [*self.descendants(), self.process.pid]
@@ -227,6 +233,10 @@ class Server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        give_up = time.monotonic() + GONE_TIMEOUT_S
+        while lives := [pid for pid in pids if is_alive(pid)]:
+            assert time.monotonic() < give_up, f"killed processes live on: {lives}"
+            time.sleep(0.02)
 
     def tail(self, size: int = 4000) -> str:
         """Return the end of the server's log."""
@@ -238,6 +248,14 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _descendants(pid: int) -> Iterator[tuple[int, str]]:
