@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,17 +31,29 @@ from opprof.cli.campaign import group
 from opprof.errors import EnvironmentFailure
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request, amend_protocol
+from patience import patiently
 
 T = TypeVar("T")
 pytestmark = pytest.mark.slow
-PATIENCE_S = 240
+PATIENCE_S = 900
+SCALES = (0.03, 0.15, 0.6)
+"""Of the small protocol's time, for campaigns on a real clock."""
 
 
 class Site:
-    """Protocol, manifests and the command line."""
+    """Protocol, manifests and the command line; in virtual time unless a time scale is given.
 
-    def __init__(self, folder: Path) -> None:
-        self.protocol = small_protocol(folder / "small.toml")
+    Virtual time is no matter of the machine's speed, and one that stands still shortens no phase.
+    """
+
+    def __init__(self, folder: Path, *, scale: float | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self.pace = ["--virtual"] if scale is None else ["--time-scale", f"{scale:g}"]
+        # In virtual time every second has its full number of requests.
+        self.changes = (
+            {} if scale else dict.fromkeys(("warmup_s", "clean_segment_s", "recovery_s"), "4")
+        )
+        self.protocol = small_protocol(folder / "small.toml", changes=self.changes)
         self.private = small_manifests(folder / "private")
         self.out = folder / "campaign"
 
@@ -60,7 +74,7 @@ class Site:
     def start(self, *more: str, code: int = 0, env: dict[str, str] | None = None) -> str:
         flags = ["start", str(self.protocol), "--out", str(self.out), "--engine", "sim"]
         flags += ["--private", str(self.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
-        return self.opprof(*flags, "--time-scale", "0.03", *more, code=code, env=env).stdout
+        return self.opprof(*flags, *self.pace, *more, code=code, env=env).stdout
 
     @property
     def store(self) -> Store:
@@ -74,9 +88,6 @@ class Site:
             time.sleep(0.02)
         return found
 
-    def wait_for(self, what: str, run: str, phase: str) -> None:
-        self.wait(lambda: self.store.run(run).state == phase, what)
-
     def process(self, run: str, role: str) -> ProcessRecord | None:
         """Return the process of a role that the run's last attempt has recorded, if it has one."""
         attempt = self.store.run(run).attempt
@@ -84,12 +95,26 @@ class Site:
         assert len(found) <= 1
         return found[0] if found else None
 
-    def wait_for_answers(self, run: str) -> None:
-        """Wait until the client has written the first answers of the server."""
-        attempt = self.store.run(run).attempt
-        assert attempt is not None
-        path = self.out / attempt.folder / "client" / "requests.jsonl"
-        self.wait(lambda: path.is_file() and path.stat().st_size, "answers")
+    def hold(self, run: str) -> bool:
+        """Stop a run's client once it has written the first answers; False where it was faster."""
+        table, path = ProcessTable(), self.out / "runs" / run / "client" / "requests.jsonl"
+        self.wait(lambda: self.process(run, "client") or not is_locked(self.out), "a client")
+        client = self.process(run, "client")
+        assert client is not None, self.log()
+        self.wait(
+            lambda: (path.is_file() and path.stat().st_size) or not table.is_alive(client),
+            "answers",
+        )
+        table.send(client, signal.SIGSTOP)
+        self.wait(
+            lambda: (seen := table.look(client.pid)) is None or seen.state in "TZ", "its standstill"
+        )
+        self.held = client
+        return table.is_alive(client) and self.store.run(run).state == "loading"
+
+    def let_go(self) -> None:
+        """Let the held client go on."""
+        ProcessTable().send(self.held, signal.SIGCONT)
 
     def wait_end(self) -> None:
         self.wait(lambda: not is_locked(self.out), "end")
@@ -107,15 +132,43 @@ class Site:
         return ProcessTable().marked(self.store.campaign().id)
 
 
+@contextmanager
+def ended(site: Site) -> Iterator[Site]:
+    """Yield a site whose campaign is stopped where the test has left it running."""
+    try:
+        yield site
+    finally:
+        if site.out.is_dir() and is_locked(site.out):
+            site.opprof("stop", "--now", str(site.out))
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path)
-    yield made
-    if made.out.is_dir() and is_locked(made.out):
-        made.opprof("stop", "--now", str(made.out))
+    with ended(Site(tmp_path)) as made:
+        yield made
 
 
-def test_a_campaign_runs_detached_to_its_end(site: Site) -> None:
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Site]:
+    """A campaign of one cell whose saturation run is under load, its client held there."""
+    for number in range(5):
+        with ended(Site(tmp_path / f"{number}")) as made:
+            made.start("--only", "P01")
+            if made.hold("P01-C00-saturation"):
+                yield made
+                return
+    pytest.fail("five loads were over before this test could look at them")
+
+
+def test_a_campaign_runs_detached_to_its_end(tmp_path: Path) -> None:
+    def check(scale: float, folder: Path) -> None:
+        with ended(Site(folder, scale=scale)) as site:
+            check_detached(site)
+
+    patiently(check, tmp_path, SCALES)
+
+
+def check_detached(site: Site) -> None:
     shown = site.start()
     assert "controller started, pid" in shown
     record = site.store.controller()
@@ -156,14 +209,13 @@ def test_a_campaign_runs_detached_to_its_end(site: Site) -> None:
     site.start(code=2)
 
 
-def test_a_killed_controller_is_resumed(site: Site) -> None:
-    site.start("--only", "P01")
-    site.wait_for("burn-in", "P01-C00-saturation-burnin", "complete")
+def test_a_killed_controller_is_resumed(loading: Site) -> None:
+    site = loading
     before = (site.out / "state" / "P01-C00-saturation-burnin.json").read_bytes()
-    site.wait_for("load", "P01-C00-saturation", "loading")
     site.kill_controller()
     assert controller_state(site.out)[0] == "dead"
-    assert site.left(), "server and client live on without their controller"
+    assert len(site.left()) >= 2, "server and client live on without their controller"
+    site.let_go()
     killed_ns = time.time_ns()
     site.opprof("resume", str(site.out))
     site.wait_end()
@@ -211,11 +263,14 @@ def test_a_crash_point_is_resumed(site: Site, point: str) -> None:
     assert sum(len(run.attempts) for run in runs) == (3 if late else 4)
 
 
-def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
-    site.start("--only", "P01")
-    site.wait_for("load", "P01-C00-saturation", "loading")
+def test_a_stopped_campaign_leaves_nothing_and_goes_on(loading: Site) -> None:
+    site = loading
     assert "owns this" in site.opprof("resume", str(site.out), code=2).stderr
-    shown = site.opprof("stop", str(site.out)).stdout
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(site.opprof, "stop", str(site.out))
+        site.wait(lambda: (record := site.store.controller()) and record.phase == "stopping", "it")
+        site.let_go()
+        shown = stopping.result().stdout
     assert "1 of 3 runs complete" in shown
     assert site.left() == []
     saturation = site.store.run("P01-C00-saturation")
@@ -228,16 +283,15 @@ def test_a_stopped_campaign_leaves_nothing_and_goes_on(site: Site) -> None:
 
 
 def kill_child(site: Site, run: str, role: str) -> None:
-    process = site.wait(lambda: site.process(run, role), f"a {role}")
+    process = site.process(run, role)
     assert process is not None
     assert ProcessTable().send(process, signal.SIGKILL)
 
 
-def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(site: Site) -> None:
-    site.start("--only", "P01")
-    site.wait_for("load", "P01-C00-saturation", "loading")
-    site.wait_for_answers("P01-C00-saturation")
+def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(loading: Site) -> None:
+    site = loading
     kill_child(site, "P01-C00-saturation", "server")
+    site.let_go()
     site.wait_end()
     stop = site.store.stop()
     assert stop is not None, site.log()
@@ -263,10 +317,8 @@ def test_a_server_that_dies_stops_the_matrix_until_somebody_has_looked(site: Sit
     assert (site.out / "attempts" / "P01-C00-saturation.1" / "server.log").is_file()
 
 
-def test_a_client_that_dies_has_its_exact_rerun(site: Site) -> None:
-    site.start("--only", "P01")
-    site.wait_for("load", "P01-C00-saturation", "loading")
-    site.wait_for_answers("P01-C00-saturation")
+def test_a_client_that_dies_has_its_exact_rerun(loading: Site) -> None:
+    site = loading
     kill_child(site, "P01-C00-saturation", "client")
     site.wait_end()
     attempts = site.store.run("P01-C00-saturation").attempts
@@ -288,7 +340,7 @@ def test_a_full_disk_holds_up_no_ending_of_processes(site: Site, monkeypatch: An
     monkeypatch.setattr(launcher, "StoreJournal", FullDisk)
     flags = ["start", str(site.protocol), "--out", str(site.out), "--engine", "sim"]
     flags += ["--private", str(site.private), "--var", "MODEL=tiny", "--no-cpu-masks"]
-    flags += ["--time-scale", "0.03", "--only", "P01", "--foreground"]
+    flags += [*site.pace, "--only", "P01", "--foreground"]
     done = CliRunner().invoke(group, flags)
     assert done.exit_code == 1, done.output
     assert site.left() == []
@@ -306,7 +358,9 @@ def test_a_full_disk_holds_up_no_ending_of_processes(site: Site, monkeypatch: An
 
 def test_an_amendment_judges_kept_data_again(site: Site, tmp_path: Path) -> None:
     """A failed run becomes complete with the data that it has; nothing is rerun."""
-    strict = small_protocol(site.protocol, changes={"warmup_completions_min": "4096"})
+    strict = small_protocol(
+        site.protocol, changes={**site.changes, "warmup_completions_min": "4096"}
+    )
     site.start("--only", "P01")
     site.wait_end()
     failed = site.store.run("P01-C00-saturation")

@@ -6,21 +6,22 @@ stand open (or closed); the order, the backgrounds, the gate and its ledger are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import campaign_small
 import pytest
-from test_campaign_sim import Site
+from test_campaign_sim import SCALES, Site, ended
 
 from opprof.artifacts.run import Timeline
 from opprof.campaign.colocation_read import GATE, read_gate
 from opprof.campaign.ledger import ledger_problems, open_reservations
 from opprof.campaign.ledger_file import NAME, read_ledger
-from opprof.campaign.store import CRASH_VARIABLE, is_locked
+from opprof.campaign.store import CRASH_VARIABLE
 from opprof.campaign.watch import controller_state
 from opprof.files import sha256_file
 from opprof.telemetry.timeline import read_timeline
+from patience import patiently
 
 pytestmark = pytest.mark.slow
 
@@ -41,28 +42,37 @@ TARGETS = [
 ]
 
 
-def made_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float) -> Site:
-    text = campaign_small.SOURCE.read_text()
-    assert "[colocation]" not in text
-    source = tmp_path / "source.toml"
-    source.write_text(text.replace("[placement]", TABLE.format(limit=limit), 1))
-    monkeypatch.setattr(campaign_small, "SOURCE", source)
-    return Site(tmp_path)
+Play = Callable[[Callable[[Site], None], float], None]
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    made = made_site(tmp_path, monkeypatch, 1000.0 if "open" in tmp_path.name else 1e-12)
-    yield made
-    if made.out.is_dir() and is_locked(made.out):
-        made.opprof("stop", "--now", str(made.out))
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that checks a campaign with a limit, on a real clock."""
+    text, source = campaign_small.SOURCE.read_text(), tmp_path / "source.toml"
+    assert "[colocation]" not in text
+    monkeypatch.setattr(campaign_small, "SOURCE", source)
+
+    def made(judge: Callable[[Site], None], limit: float) -> None:
+        source.write_text(text.replace("[placement]", TABLE.format(limit=limit), 1))
+
+        def check(scale: float, folder: Path) -> None:
+            with ended(Site(folder, scale=scale)) as site:
+                judge(site)
+
+        patiently(check, tmp_path, SCALES)
+
+    return made
 
 
 def timeline(site: Site, folder: str) -> Timeline:
     return read_timeline(site.out / folder / "client" / "timeline.json")
 
 
-def test_open_limits_authorise_two_cells_at_once_even_after_a_crash_in_a_round(site: Site) -> None:
+def test_open_limits_authorise_two_cells_at_once_even_after_a_crash_in_a_round(play: Play) -> None:
+    play(check_open_limits, 1000.0)
+
+
+def check_open_limits(site: Site) -> None:
     point = "eight-moderate-P01-C00-moderate-colocation:loading.after"
     site.start("--gpus", "0,1", env={CRASH_VARIABLE: point})
     site.wait_end()
@@ -110,7 +120,11 @@ def test_open_limits_authorise_two_cells_at_once_even_after_a_crash_in_a_round(s
     assert site.left() == []
 
 
-def test_closed_limits_stop_the_campaign_before_its_matrix(site: Site) -> None:
+def test_closed_limits_stop_the_campaign_before_its_matrix(play: Play) -> None:
+    play(check_closed_limits, 1e-12)
+
+
+def check_closed_limits(site: Site) -> None:
     site.start("--gpus", "0,1")
     site.wait_end()
     gate = read_gate(site.out / GATE)
@@ -123,7 +137,11 @@ def test_closed_limits_stop_the_campaign_before_its_matrix(site: Site) -> None:
     assert site.left() == []
 
 
-def test_one_cell_at_a_time_needs_no_check(site: Site) -> None:
+def test_one_cell_at_a_time_needs_no_check(play: Play) -> None:
+    play(check_serial, 1e-12)
+
+
+def check_serial(site: Site) -> None:
     site.start("--gpus", "0,1", "--serial", "--only", "P01")
     site.wait_end()
     assert not (site.out / "colocation").exists()

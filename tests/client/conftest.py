@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from client_helpers import SCRIPT, environment
 
 from opprof.protocol.load import packaged_path
+from patience import Check, patiently
 
 
 @dataclass
@@ -155,41 +155,10 @@ def client() -> Callable[..., subprocess.CompletedProcess[str]]:
     return call
 
 
-SCALES = (0.01, 0.05, 0.25)
-"""Of the protocol's time: each is for a machine that holds up the one before."""
-Check = Callable[[float, Path], None]
-
-
 @pytest.fixture
 def patient(tmp_path: Path) -> Callable[[Check], None]:
-    """Return a function that makes a whole run and judges it, at a hundredth of the time.
+    """Return a function that makes runs and judges them, at a hundredth of the time or slower.
 
-    A machine that stands still for a second can leave a phase of tenths of a second without any
-    answer. Only where the run's own records show that is it made again, slower as a whole; the
-    slowest run counts whatever the machine did. The check gets the time scale and a fresh folder,
-    and makes its runs in it with a mock whose steps have the same scale.
+    The check makes its runs with a mock whose steps have the same scale.
     """
-
-    def judge(check: Check) -> None:
-        for scale in SCALES:
-            folder = tmp_path / f"run-{scale}"
-            try:
-                check(scale, folder)
-            except AssertionError:
-                runs = [path.parent for path in folder.rglob("timeline.json")]
-                if scale == SCALES[-1] or not any(held_up(run, scale) for run in runs):
-                    raise
-            else:
-                return
-
-    return judge
-
-
-def held_up(folder: Path, scale: float) -> bool:
-    """Whether nothing happened to any request for a third of the warm-up, anywhere in a run."""
-    intervals = json.loads((folder / "timeline.json").read_text())["intervals"]
-    moments = [each[name] for each in intervals for name in ("start_mono_ns", "end_mono_ns")]
-    for line in (folder / "requests.jsonl").read_text().splitlines():
-        moments += [ns for name, ns in json.loads(line).items() if name.endswith("_mono_ns") and ns]
-    moments.sort()
-    return any(later - earlier > 20e9 * scale for earlier, later in pairwise(moments))
+    return lambda check: patiently(check, tmp_path, (0.01, 0.05, 0.25))
