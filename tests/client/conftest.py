@@ -91,7 +91,7 @@ def relaxed_protocol(tmp_path: Path) -> Path:
     for old, new in {
         "client_cpu_share_max = 0.90": "client_cpu_share_max = 100.0",
         "client_loop_delay_p99_max_ms = 50.0": "client_loop_delay_p99_max_ms = 1e6",
-        "client_lag_sustained_max_s = 1.0": "client_lag_sustained_max_s = 1e6",
+        "client_lag_sustained_max_s = 1.0": "client_lag_sustained_max_s = 86400.0",
         "offered_rate_error_max = 0.05": "offered_rate_error_max = 10.0",
         "recovery_tolerance = 0.10": "recovery_tolerance = 1e6",
         "warmup_completions_min = 32": "warmup_completions_min = 1",
