@@ -18,7 +18,7 @@ from opprof.artifacts.common import Gate
 from opprof.artifacts.run import Result
 from opprof.code_hash import client_sha256, code_sha256
 from opprof.files import sha256_file
-from opprof.integrity import provenance
+from opprof.integrity import closing, provenance
 from opprof.protocol import load_protocol
 from opprof.protocol.freeze import Approvals, freeze_protocol
 from opprof.protocol.load import packaged_path
@@ -55,6 +55,7 @@ def build(folder: Path) -> Path:
     found = load_runs([run / "analysis"], load_protocol(protocol))
     comparison = compare_found(found, load_protocol(protocol))
     (folder / "comparison.json").write_bytes(encode(comparison))
+    closing.close(folder, wall_ns=3)
     return folder
 
 

@@ -79,6 +79,8 @@ def test_recorded_sources_of_this_program_scan_clean_and_altered_ones_do_not(
         'text: "a"',
         '{"Prompt": "x"}',
         '{"generatedText": "x"}',
+        '{"generated-text": "x"}',
+        '{"response-body": "x", "responseBody": ""}',
     ],
 )
 def test_a_key_with_a_value_is_found(tree: Path, manifest: Path, text: str) -> None:
@@ -104,6 +106,15 @@ def test_a_key_with_a_value_is_found(tree: Path, manifest: Path, text: str) -> N
 def test_a_word_is_no_key(tree: Path, manifest: Path, text: str) -> None:
     (tree / LOG).write_text(text)
     assert scan(tree, manifest).findings == []
+
+
+def test_a_toml_file_has_prose_but_no_text(tree: Path, manifest: Path) -> None:
+    path = tree / "protocol.toml"
+    path.write_text('[[stops]]\ntext = "A hash differs from what was frozen."\n')
+    assert scan(tree, manifest).findings == []
+    for line in ('prompt = "tell me"', "messages = ['a']", """note = '{"text": "a"}'"""):
+        path.write_text(line)
+        assert kinds(scan(tree, manifest)) == {"forbidden_key"}, line
 
 
 def test_a_page_may_have_chart_labels_and_attributes_but_no_text(

@@ -18,7 +18,7 @@ from opprof.artifacts.verification import VerifyReport
 from opprof.cli import main
 from opprof.errors import InputError
 from opprof.files import sha256_bytes
-from opprof.integrity import provenance
+from opprof.integrity import closing, provenance
 from opprof.integrity.verify import verify
 from opprof.protocol.load import load_protocol, parse_protocol
 
@@ -176,6 +176,7 @@ def test_sources_exchanged_together_with_their_hash_are_found(campaign: Path) ->
         copy["sha256"], copy["bytes"] = sha256_bytes(data), len(data)
 
     edit(campaign / "provenance" / provenance.INDEX, change)
+    closing.close(campaign, wall_ns=4)
     assert failed(verify(campaign)) == [("sources", f"provenance/{provenance.SOURCES_TAR}")]
 
 
@@ -313,6 +314,7 @@ def test_kept_data_may_be_judged_again_but_not_what_happened(
 ) -> None:
     protocol = sha256_bytes((campaign / "protocol.toml").read_bytes())
     _judge_again(campaign, protocol, accepted=accepted, check=check)
+    closing.close(campaign, wall_ns=4)
     assert verify(campaign).outcome == outcome
 
 
@@ -320,6 +322,7 @@ def test_a_later_verdict_is_tied_to_the_campaigns_protocols_and_the_raw_data(
     campaign: Path,
 ) -> None:
     _judge_again(campaign, "8" * 64, accepted=True, check="client")
+    closing.close(campaign, wall_ns=4)
     assert [name for name, _ in failed(verify(campaign))] == ["adjudication"]
     path = campaign / "adjudications" / ("8" * 12) / RUN / "adjudication.json"
     edit(path, lambda v: v["provenance"]["inputs"].update({"client/timeline.json": "9" * 64}))
@@ -342,6 +345,7 @@ def in_memory_under_an_amendment(campaign: Path) -> None:
     protocol = parse_protocol(amended.read_bytes(), source="amended")
     found = [LoadedRun(campaign / "runs" / RUN, analyze_run(campaign / "runs" / RUN, protocol))]
     (campaign / "comparison.json").write_bytes(encode(compare_found(found, protocol)))
+    closing.close(campaign, wall_ns=4)
 
 
 def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign: Path) -> None:
@@ -355,6 +359,7 @@ def test_an_analysis_in_memory_under_an_amended_protocol_is_made_again(campaign:
         campaign / "comparison.json",
         lambda value: value["provenance"]["inputs"].update({f"{RUN}/kernels.json": "1" * 64}),
     )
+    closing.close(campaign, wall_ns=5)
     checks = [check for check in verify(campaign).checks if check.name != "frozen"]
     assert [check.reason for check in checks] == [f"its input {RUN}/kernels.json has changed"]
 

@@ -4,11 +4,13 @@ Sources: protocol, A-P3-2 ("immutable copies and SHA-256 hashes of the client, c
 mapping, and launch configuration"); "Artifact, privacy, and reproducibility contract".
 
 Format history
-    schema 1    ``provenance.json``; ``runs/<run>.json`` and ``attempts/<run>.<n>.json``.
+    schema 1    ``provenance.json``; ``runs/<run>.json`` and ``attempts/<run>.<n>.json``;
+                ``closing.json``, added later, with ``.`` as its folder.
 
 Paths are POSIX and relative: in ``provenance.json`` to ``provenance/``, in a folder's record to
 that folder. Every file below ``provenance/`` has mode 0444 and is never replaced, but for
-``provenance.json``, which an amendment extends.
+``provenance.json``, which an amendment extends, and ``closing.json``: what a controller that has
+ended left beside the finished folders.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class OriginalTrace(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FolderProvenance(Struct, frozen=True, forbid_unknown_fields=True):
-    """Every file of one finished folder: a run, an attempt, a part of the co-location gate."""
+    """Every file of one finished folder: a run, an attempt, a part of the co-location gate.
+
+    ``closing.json`` is one of what an ended controller left beside all of them.
+    """
 
     schema: Literal[1]
     campaign: str

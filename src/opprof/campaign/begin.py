@@ -192,6 +192,6 @@ def _patterns(request: Request, protocol: Protocol, host: Topology | None) -> li
     file, options = protocol.file, request.options
     found = {record.pattern for record in planned_runs(file, options.only)}
     rule, hosts = file.colocation, [] if host is None else [host]
-    if rule is not None and needs_check(request.engine != "vllm", options, file, hosts):
+    if rule is not None and needs_check(request.engine, options, file, hosts):
         found |= {rule.pattern, *rule.backgrounds_eight, *rule.backgrounds_four}
     return sorted(found)

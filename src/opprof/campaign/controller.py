@@ -26,7 +26,7 @@ from opprof.campaign.colocate import BudgetSpent, Check, colocation_gate
 from opprof.campaign.colocation import PlaceBinding, authorised_width
 from opprof.campaign.colocation_read import CheckedPlace
 from opprof.campaign.frozen import applies
-from opprof.campaign.hosts import needs_check, placed, without_host
+from opprof.campaign.hosts import is_free, needs_check, placed, without_host
 from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.naming import run_name
@@ -156,8 +156,9 @@ class Controller:
     async def _authorised(self) -> Where | None:
         """Return what may be used at once; the co-location check is made where it is needed."""
         base = self._options.base_port or 1
-        if not needs_check(self._campaign.simulated, self._options, self._placed, self._hosts):
-            free = self._campaign.simulated and self._placed.colocation is None
+        engine = self._campaign.engine
+        if not needs_check(engine, self._options, self._placed, self._hosts):
+            free = is_free(engine, self._placed)
             widths = {each.host: self._width(each, free=free) for each in self._hosts}
             return Where(tuple(self._hosts), widths, base)
         (host,) = self._hosts
@@ -166,7 +167,7 @@ class Controller:
         await self._burn_in(host, rule.config, base)
         if self._over:
             return None
-        place = CheckedPlace(host, self._campaign.engine, self._engine_version, self._launcher.pace)
+        place = CheckedPlace(host, engine, self._engine_version, self._launcher.pace)
         check = Check(self._equipment, self._launcher, place, base)
         task = asyncio.create_task(colocation_gate(check))
         self._lanes = [task]

@@ -56,13 +56,21 @@ def place_of(topology: Topology, gpus: Sequence[int]) -> Topology:
     return msgspec.structs.replace(topology, gpus=places)
 
 
+def is_free(engine: EngineKind, protocol: ProtocolFile) -> bool:
+    """Whether cells may run side by side without a check: on a simulated engine with none to make.
+
+    It shares nothing with its neighbours. A protocol with the check is rehearsed with it, but not
+    in virtual time: each server has a clock of its own there, and none is beside another.
+    """
+    return engine == "sim-virtual" or (engine == "sim" and protocol.colocation is None)
+
+
 def needs_check(
-    simulated: bool, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
+    engine: EngineKind, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
 ) -> bool:
     """Whether the co-location check must authorise the placement first (A-P3-1).
 
-    One cell at a time needs none. A simulated engine shares nothing with its neighbours, so that a
-    protocol without the check may run several; one with it is rehearsed with it.
+    One cell at a time needs none.
 
     Raises:
         StateConflict: several cells at once on real hardware and no check is defined, or there are
@@ -70,7 +78,7 @@ def needs_check(
     """
     if not any(needs_gate(protocol, host, serial=options.serial) for host in hosts):
         return False
-    if protocol.colocation is None and simulated:
+    if is_free(engine, protocol):
         return False
     if protocol.colocation is None or len(hosts) > 1:
         raise StateConflict(

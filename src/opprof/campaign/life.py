@@ -37,6 +37,7 @@ from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refuse
 from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
+from opprof.integrity.closing import close, reopen
 
 DONE, FAILED, STOPPED = 0, 1, 130
 
@@ -79,6 +80,7 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     check_records(store, binding.protocol.file, options_of(campaign).only)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
     record = _first_record(store, campaign, life.sources)
+    reopen(store.folder)
     store.write_controller(record)
     try:
         return asyncio.run(_placed(life, store, campaign, binding, ledger, record))
@@ -88,6 +90,8 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
                 msgspec.structs.replace(record, phase="failed", message=str(error))
             )
         raise
+    finally:
+        close(store.folder, wall_ns=store.wall_ns())
 
 
 def _first_record(store: Store, campaign: Campaign, sources: Sources) -> ControllerRecord:
@@ -121,7 +125,7 @@ async def _placed(
         # Refuses here, while the starter still listens, what no check could authorise.
         file = placed(binding.protocol.file, options)
         require_map(file, places)
-        needs_check(campaign.simulated, options, file, places)
+        needs_check(campaign.engine, options, file, places)
         life.starter.tell(f"ok {campaign.id}")
         return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 
@@ -211,6 +215,7 @@ def release_stop(folder: Path, reviewed: str) -> None:
     if found is None:
         return
     with campaign_lock(folder):
+        reopen(folder)
         store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
         store.archive_stop()
 
@@ -222,4 +227,5 @@ def amend(folder: Path, protocol: Path) -> None:
     store = Store(folder, wall_ns=time.time_ns)
     options = options_of(store.campaign())
     with campaign_lock(folder):
+        reopen(folder)
         take_amendment(store, protocol, options.only, say)

@@ -188,7 +188,7 @@ def _head(plan: CampaignPlan) -> list[str]:
     elif plan.width > 1:
         gate = f"{plan.width} GPU slots at once, once a gate authorises it"
     elif plan.needs_gate:
-        gate = "one cell at a time: no co-location check fits this host"
+        gate = "one cell at a time (start --serial): no co-location check fits"
     return [
         f"{plan.protocol_id} ({plan.status}) {plan.protocol_sha256[:12]}: forecast, not measured",
         f"hosts      {', '.join(plan.hosts)}: {gate}",

@@ -80,6 +80,10 @@ def decide(
         from opprof.report.decided import write_decided
 
         written.append(write_decided(decided.decision, decided.runs, protocol, out))
+    if out is not None and out == campaign:
+        from opprof.integrity.closing import record_again
+
+        record_again(campaign, written)
     if as_json:
         print_json(decided.decision)
     else:

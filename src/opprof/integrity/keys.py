@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     UInt64 = NDArray[Any]
 
-FORBIDDEN_KEYS = (
+_WORDS = (
     "prompt",
     "prompts",
     "prompt_text",
@@ -52,18 +52,20 @@ FORBIDDEN_KEYS = (
     "request_body",
     "response_body",
     "response_text",
-    "generatedtext",
-    "outputtext",
-    "prompttext",
-    "prompttokenids",
-    "tokenids",
+)
+FORBIDDEN_KEYS = tuple(
+    dict.fromkeys(key.replace("_", joint) for joint in ("_", "-", "") for key in _WORDS)
 )
 """Request and answer bodies of OpenAI's interface, vLLM's request log and its offline outputs; in
-lower case, for capitals make no difference."""
+lower case, for capitals make no difference: ``generated_text``, ``generated-text`` (as the protocol
+spells it) and ``generatedText``."""
 
 CHART_LABEL = "text"
 """In a page, Plotly's labels stand under this key: there only strings of 32 characters or more,
 what the specification calls a private substring, count."""
+
+CONFIG_PROSE = "text"
+"""In a protocol, what a stop or an open decision says."""
 
 _BEFORE = 48
 """Bytes before a colon that hold any key with what stands around it."""
@@ -78,16 +80,18 @@ _ITEM = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|[\[\]]")
 def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> Iterator[str]:
     """Yield every forbidden key of collapsed text, each occurrence.
 
-    ``page`` is HTML, where ``content="…"`` is an attribute and charts carry their labels;
-    ``config`` is TOML. In both only ``"key": …`` counts.
+    ``page`` is HTML, where ``content="…"`` is an attribute and charts carry their labels: only
+    ``"key": …`` counts. ``config`` is TOML, where a protocol says its stops under ``text = "…"``.
     """
-    before, after = _patterns(quoted=page or config)
+    before, after = _patterns(quoted=page)
     for at in _candidates(text):
         named = before.match(text[max(0, at - _BEFORE) : at][::-1])
         value = after.match(text, at) if named is not None else None
         if named is None or value is None:
             continue
         key = named.group("key")[::-1].decode().lower()
+        if config and key == CONFIG_PROSE and text[at : at + 1] == b"=":
+            continue
         if page and key == CHART_LABEL and _only_labels(text, value.start("value")):
             continue
         yield key

@@ -43,7 +43,8 @@ FOLDER = "provenance"
 INDEX = "provenance.json"
 SOURCES_TAR = "controller/opprof-sources.tar"
 CLIENT_TAR = "client/opprof-client-sources.tar"
-_MODE = 0o444
+MODE = 0o444
+"""Of every file below ``provenance/``."""
 _LIMIT_BYTES = 64 << 20
 _SCRIPT = "scripts/opprof_phase3_client.py"
 
@@ -95,8 +96,8 @@ def record_campaign(
         _refuse_difference(present, made, folder / INDEX)
         return present
     for copy, data in files.values():
-        write_atomic(folder / copy.path, data, mode=_MODE)
-    write_atomic(folder / INDEX, _pretty(made), mode=_MODE)
+        write_atomic(folder / copy.path, data, mode=MODE)
+    write_atomic(folder / INDEX, pretty(made), mode=MODE)
     return made
 
 
@@ -113,13 +114,13 @@ def record_protocol(campaign: Path, protocol: Path) -> CampaignProvenance:
     if digest in present.protocols:
         return present
     copy = _protocol_copy(data, number=len(present.protocols))
-    write_atomic(campaign / FOLDER / copy.path, data, mode=_MODE)
+    write_atomic(campaign / FOLDER / copy.path, data, mode=MODE)
     grown = msgspec.structs.replace(
         present,
         protocols=[*present.protocols, digest],
         copies=[*present.copies, copy],
     )
-    write_atomic(campaign / FOLDER / INDEX, _pretty(grown), mode=_MODE)
+    write_atomic(campaign / FOLDER / INDEX, pretty(grown), mode=MODE)
     return grown
 
 
@@ -166,7 +167,7 @@ def record_folder(
         if before.files != made.files or before.attempt != attempt:
             raise StateConflict(f"{folder} was recorded before with other contents", path=path)
         return before
-    write_atomic(path, _pretty(made), mode=_MODE)
+    write_atomic(path, pretty(made), mode=MODE)
     return made
 
 
@@ -295,7 +296,7 @@ def _copies(
     copy = _protocol_copy(data, number=0)
     yield copy.path, (copy, data)
     for config in sorted(launches):
-        encoded = _pretty(launches[config])
+        encoded = pretty(launches[config])
         yield keep("launch", f"launch/{config}.json", encoded, config)
     for name in HOOK_TABLES:
         data = (PACKAGE / name).read_bytes()
@@ -348,6 +349,7 @@ def _read(path: Path, kind: type[T]) -> T:
         raise StateConflict(f"does not fit its schema: {error}", path=path) from error
 
 
-def _pretty(value: object) -> bytes:
+def pretty(value: object) -> bytes:
+    """Encode a record for people and programs, the same bytes for the same value."""
     encoded = msgspec.json.encode(value, order="deterministic")
     return msgspec.json.format(encoded, indent=1) + b"\n"

@@ -14,6 +14,8 @@ from opprof.code_hash import HOOK_TABLES, hash_sources
 from opprof.errors import OpprofError
 from opprof.integrity.adjudicated import JUDGED_AGAIN, accepted_later, check_adjudications
 from opprof.integrity.checks import Checks
+from opprof.integrity.closing import NAME as CLOSING
+from opprof.integrity.closing import check_closing
 from opprof.integrity.derived import TIMELINE, Known, check_run
 from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR
 from opprof.integrity.tree import Entry, walk
@@ -75,6 +77,7 @@ def check_campaign(checks: Checks, known: Known) -> Known:
         _check_folder(checks, record)
     for run in _run_folders(folder):
         check_run(checks, run, bound)
+    check_closing(checks)
     _check_names(checks)
     return bound
 
@@ -83,7 +86,7 @@ def _check_copies(checks: Checks, recorded: CampaignProvenance) -> None:
     folder = checks.root / FOLDER
     for copy in recorded.copies:
         checks.file("copy", folder / copy.path, copy.sha256)
-    expected = {copy.path for copy in recorded.copies} | {INDEX}
+    expected = {copy.path for copy in recorded.copies} | {INDEX, CLOSING}
     for entry in walk(folder):
         if not isinstance(entry, Entry) or entry.kind != "file" or entry.name in expected:
             continue

@@ -1,0 +1,142 @@
+"""What a campaign left beside its finished folders: ledger, states, logs, decision.
+
+A controller's last act is ``provenance/closing.json``: the hash of every file that no folder's own
+record holds. Its first act, and that of everything else that changes a campaign, is to take that
+record away, so one that lies there speaks of the files as they were left.
+
+Source: protocol, A-P3-2; "Artifact, privacy, and reproducibility contract"; hard stop 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+from opprof.artifacts.provenance import FileHash, FolderProvenance
+from opprof.code_hash import code_sha256
+from opprof.errors import EnvironmentFailure
+from opprof.files import sha256_bytes, write_atomic
+from opprof.integrity.checks import Checks
+from opprof.integrity.provenance import FOLDER, MODE, pretty, read_campaign, read_folder_record
+from opprof.integrity.tree import Entry, hash_plain, open_plain, walk
+
+NAME = "closing.json"
+GROWS = frozenset({"controller.log"})
+"""A resume that is refused still writes its line here: what was there must be there."""
+_UNRECORDED = frozenset({"controller.lock", f"{FOLDER}/{NAME}"})
+_OWN_RECORDS = ("runs/", "attempts/")
+_GATE = "colocation/"
+_LATER = frozenset({"comparison.json", "decision.json", "decision.md", "pack.json", "report.html"})
+"""Made from finished folders at any time; these name the hashes of what they were made from."""
+
+
+def close(campaign: Path, *, wall_ns: int) -> None:
+    """Record every file that no folder's own record holds.
+
+    Raises:
+        StateConflict: the campaign has no provenance.
+        InputError: a file cannot be read.
+        EnvironmentFailure: the record cannot be written.
+    """
+    files = [FileHash(entry.name, *hash_plain(entry.path)) for entry in _entries(campaign)]
+    record = FolderProvenance(
+        schema=1,
+        campaign=read_campaign(campaign).campaign,
+        folder=".",
+        attempt=0,
+        recorded_wall_ns=wall_ns,
+        code_sha256=code_sha256(),
+        protocol_sha256=None,
+        files=sorted(files, key=lambda item: item.path),
+        traces=[],
+    )
+    write_atomic(campaign / FOLDER / NAME, pretty(record), mode=MODE)
+
+
+def reopen(campaign: Path) -> None:
+    """Take the record away before anything changes; nothing where none is.
+
+    Raises:
+        EnvironmentFailure: it cannot be removed.
+    """
+    path = campaign / FOLDER / NAME
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise EnvironmentFailure(f"cannot remove: {error.strerror or error}", path=path) from error
+
+
+def record_again(campaign: Path, written: Collection[Path]) -> None:
+    """Put files that were made anew into the record; nothing where none is.
+
+    Raises:
+        StateConflict: the record is unreadable.
+        InputError: a file cannot be read.
+        EnvironmentFailure: the record cannot be written.
+    """
+    path = campaign / FOLDER / NAME
+    if not path.is_file():
+        return
+    record = read_folder_record(path)
+    files = {item.path: item for item in record.files}
+    for place in written:
+        name = place.relative_to(campaign).as_posix()
+        files[name] = FileHash(name, *hash_plain(place))
+    grown = msgspec.structs.replace(record, files=sorted(files.values(), key=lambda f: f.path))
+    write_atomic(path, pretty(grown), mode=MODE)
+
+
+def check_closing(checks: Checks) -> None:
+    """Compare what lies beside the finished folders with what the last controller left."""
+    path = checks.root / FOLDER / NAME
+    subject = checks.subject(path)
+    if not path.is_file():
+        reason = (
+            "is missing: no controller has come to its end since the campaign was started or "
+            "resumed, so ledger, states, logs and decision cannot be compared"
+        )
+        checks.add("closing", subject, "not_evaluable", reason)
+        return
+    record = checks.read("closing", path, FolderProvenance)
+    if record is None:
+        return
+    checks.equal("closing", subject, ".", record.folder, reason="speaks of another folder")
+    told = {check.subject for check in checks.found if check.outcome == "fail"}
+    for item in record.files:
+        if item.path in told:
+            continue
+        if item.path in GROWS:
+            _check_grown(checks, item)
+        else:
+            checks.file("closing", checks.root / item.path, item.sha256)
+    expected = {item.path for item in record.files} | _LATER | told
+    for entry in _entries(checks.root):
+        # Other names at the top are told as what they are: no part of a campaign.
+        if entry.name not in expected and "/" in entry.name:
+            reason = "is additional: the campaign was left without it"
+            seen = checks.hash(entry.path)
+            checks.add("closing", entry.name, "fail", reason, seen=seen)
+
+
+def _check_grown(checks: Checks, item: FileHash) -> None:
+    path = checks.root / item.path
+    if not path.is_file():
+        checks.file("closing", path, item.sha256)
+        return
+    with open_plain(path) as stream:
+        seen = sha256_bytes(stream.read(item.bytes))
+    reason = "has changed in what was there when the campaign was left"
+    checks.equal("closing", item.path, item.sha256, seen, reason=reason)
+
+
+def _entries(campaign: Path) -> Iterator[Entry]:
+    """Yield the regular files that no folder's own record holds."""
+    for entry in walk(campaign):
+        if not isinstance(entry, Entry) or entry.kind != "file" or entry.name in _UNRECORDED:
+            continue
+        inside = entry.name.startswith(_OWN_RECORDS)
+        inside |= entry.name.startswith(_GATE) and entry.name.count("/") > 1
+        if not inside:
+            yield entry

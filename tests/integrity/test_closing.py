@@ -1,0 +1,94 @@
+"""What lies beside the finished folders: whoever alters, cuts, removes or adds to it is told of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from campaign_builder import RUN, build
+
+from opprof.integrity import closing
+from opprof.integrity.verify import verify
+
+BESIDE = (
+    "campaign.json",
+    "commands.log",
+    "controller.json",
+    "controller.log",
+    "decision.json",
+    "ledger.jsonl",
+    f"logs/{RUN}.1.client.log",
+    "stop.json",
+    f"state/{RUN}.json",
+    f"provenance/runs/{RUN}.json",
+    "provenance/provenance.json",
+)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("campaign") / "c")
+
+
+@pytest.fixture
+def left(built: Path, tmp_path: Path) -> Path:
+    """A campaign with a file of every kind that a controller leaves beside its runs."""
+    campaign = tmp_path / "c"
+    shutil.copytree(built, campaign)
+    closing.reopen(campaign)
+    for name in BESIDE:
+        path = campaign / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            path.write_bytes(b'{"one": "line"}\n')
+    closing.close(campaign, wall_ns=4)
+    return campaign
+
+
+def told(campaign: Path) -> set[str]:
+    return {c.subject for c in verify(campaign).checks if c.name == "closing"}
+
+
+def named(campaign: Path, name: str) -> bool:
+    return any(name in (c.subject, *c.reason.split()) for c in verify(campaign).checks)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_every_change_is_named(left: Path, name: str) -> None:
+    assert told(left) == set()
+    path = left / name
+    before = path.read_bytes()
+    path.chmod(0o644)
+    half = len(before) // 2
+    for after in (before[:half] + bytes([before[half] ^ 1]) + before[half + 1 :], before[:-2], b""):
+        path.write_bytes(after)
+        assert verify(left).outcome == "fail"
+        assert named(left, name), after
+    path.write_bytes(before + b"\n")
+    assert named(left, name) == (name not in closing.GROWS)
+    path.unlink()
+    assert named(left, name)
+
+
+@pytest.mark.parametrize("name", ["logs/late.log", "state/other.json", "protocols/x.txt"])
+def test_what_was_added_is_named(left: Path, name: str) -> None:
+    (left / name).parent.mkdir(exist_ok=True)
+    (left / name).write_bytes(b"{}")
+    assert named(left, name)
+
+
+def test_without_the_record_nothing_is_passed_in_silence(left: Path) -> None:
+    closing.reopen(left)
+    (found,) = (c for c in verify(left).checks if c.name == "closing")
+    assert (found.subject, found.outcome) == ("provenance/closing.json", "not_evaluable")
+
+
+def test_a_decision_made_again_is_recorded_and_nothing_else(left: Path) -> None:
+    (left / "decision.json").write_bytes(b"{}")
+    (left / "decision.md").write_bytes(b"# new")
+    (left / "ledger.jsonl").write_bytes(b"")
+    closing.record_again(left, [left / "decision.md", left / "decision.json"])
+    assert told(left) == {"ledger.jsonl"}
+    (left / "decision.md").write_bytes(b"# other")
+    assert told(left) == {"ledger.jsonl", "decision.md"}
