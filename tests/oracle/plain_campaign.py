@@ -1,23 +1,25 @@
 """A campaign's arithmetic once more, from the protocol's text alone: order, counts, hours, waves.
 
-It reads a protocol file (TOML) and, for a plan to be checked, the JSON of `opprof campaign plan`. It imports nothing
-from `opprof`. All times are exact fractions of seconds.
+It reads a protocol file (TOML) and, for a plan to be checked, the JSON of `opprof campaign plan`.
+It imports nothing from `opprof`. All times are exact fractions of seconds.
 
 Readings, where the text leaves room:
-- A primary run is budgeted as the protocol's own formula (startup, warm-up, clean, windows with their recovery,
-  shutdown), a burn-in as startup, its seconds and shutdown, a confirmation as the protocol says.
-- A reservation is startup, load, the pattern's drain allowance and the server's shutdown time-out on every GPU.
-- A wave is the longest beginning of the order that has a place: a cell on N GPUs needs N neighbours of one NUMA node.
+- A primary run is budgeted by the protocol's own formula (startup, warm-up, clean, windows with
+  their recovery, shutdown), a burn-in as startup, its seconds and shutdown, a confirmation as the
+  protocol says.
+- A reservation is startup, load, the pattern's drain allowance and the server's shutdown time-out,
+  on every GPU.
+- A confirmation's load is its budgeted seconds without startup and shutdown.
+- A wave is the longest beginning of the order that has a place: a cell on N GPUs needs N
+  neighbours of one NUMA node. Without a co-location check cells run one at a time.
 """
 
 import hashlib
 import itertools
-import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 Cell = tuple[str, str]
@@ -145,7 +147,8 @@ class Plain:
             point = self.data["confirmations"]["load_point"]
             name = f"{pattern}-{config}-{point}-confirmation"
             seconds = exact(self.data["budget"]["confirmation_s"])
-            jobs.append(self._job("confirmation", [name], config, pattern, seconds, self.load_s(0)))
+            load = seconds - self.run_s(Fraction(0))
+            jobs.append(self._job("confirmation", [name], config, pattern, seconds, load))
         return jobs
 
     def _job(
@@ -217,7 +220,7 @@ def compare_design(plain: Plain, shown: dict[str, Any]) -> Iterator[str]:
 
 
 def compare_plan(plain: Plain, plan: dict[str, Any], *, serial: bool = False) -> Iterator[str]:
-    """What `campaign plan --json` says otherwise, for the host that the protocol's map describes."""
+    """What `campaign plan --json` says otherwise, for the host of the protocol's own map."""
     place, budget = plain.data["placement"], plain.data["budget"]
     used, limit = exact(budget["gpu_hours_used"]), exact(budget["gpu_hours_max"])
     expected = plain.waves(place["numa_nodes"], serial=serial)
@@ -283,13 +286,5 @@ def _compare_wave(
             lane["runs"], job.expected_s, job.reserved_s, strict=True
         ):
             if not close(run["expected_s"], expected) or not close(run["reserved_s"], reserved):
-                yield f"{run['run']}: {run['expected_s']}/{run['reserved_s']} s instead of {expected}/{reserved}"
-
-
-def read(path: Path) -> Plain:
-    return Plain(path.read_text(encoding="utf-8"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+                seen_s = f"{run['expected_s']}/{run['reserved_s']}"
+                yield f"{run['run']}: {seen_s} s instead of {expected}/{reserved}"
