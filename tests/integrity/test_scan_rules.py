@@ -146,6 +146,15 @@ def test_a_chart_label_that_a_chunk_cuts_is_a_label(
         assert kinds(scan(tree, manifest)) == {"forbidden_key"}, at
 
 
+@pytest.mark.parametrize("cut", [b'["8.4 %","8', b'["8.4 %","', b'"8', b'"'])
+def test_a_chart_label_that_a_window_of_a_view_cuts_is_a_label(cut: bytes) -> None:
+    """A view joins windows around what it decoded: seen on a page whose labels had blanks."""
+    after = b"[4.829442,1152],[4.386719,1152],[4.326871,1152]" + b'],"hovertemplate":"%{x}"'
+    assert list(forbidden_keys(b'{"text":' + cut + b"\0" + after, page=True)) == []
+    long = b"and then she told him about it all"
+    assert list(forbidden_keys(b'{"text":' + cut + long + b'"\0' + after, page=True)) == ["text"]
+
+
 def test_no_artefact_has_a_forbidden_field() -> None:
     import msgspec
 

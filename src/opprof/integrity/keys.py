@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from opprof.integrity.stretches import MIN_CHARS
+from opprof.integrity.stretches import MIN_CHARS, SEPARATOR
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,15 +98,21 @@ def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> 
 
 
 def _only_labels(text: bytes, start: int) -> bool:
-    """Tell whether the string or the array of strings at ``start`` holds short ones only."""
+    """Tell whether the string or the array of strings at ``start`` holds short ones only.
+
+    A view of the text may be windows set apart by ``SEPARATOR``: a string ends at such a border, for
+    the stretch itself, of which they are windows, holds it whole.
+    """
+    end = text.find(SEPARATOR, start)
+    end = len(text) if end < 0 else end
     if text[start : start + 1] != b"[":
-        match = _STRING.match(text, start)
+        match = _STRING.match(text, start, end)
         if match is None and text[start : start + 1] == b'"':
             # Cut by the end of this stretch; the next one begins before it and holds it whole.
-            return _is_short(text[start + 1 :])
+            return _is_short(text[start + 1 : end])
         return match is not None and _is_short(match.group(1))
     depth = 0
-    for match in _ITEM.finditer(text, start, start + _LABELS_BYTES):
+    for match in _ITEM.finditer(text, start, min(end, start + _LABELS_BYTES)):
         if match.group(1) is None:
             depth += 1 if match.group() == b"[" else -1
             if not depth:
