@@ -81,7 +81,7 @@ def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> 
     """Yield every forbidden key of collapsed text, each occurrence.
 
     ``page`` is HTML, where ``content="…"`` is an attribute and charts carry their labels: only
-    ``"key": …`` counts. ``config`` is TOML, where a protocol says its stops under ``text = "…"``.
+    ``"key": …`` counts. ``config`` is TOML, where a protocol tells its stops as ``text = "…"``.
     """
     before, after = _patterns(quoted=page)
     for at in _candidates(text):
@@ -100,7 +100,7 @@ def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> 
 def _only_labels(text: bytes, start: int) -> bool:
     """Tell whether the string or the array of strings at ``start`` holds short ones only.
 
-    A view of the text may be windows set apart by ``SEPARATOR``: a string ends at such a border, for
+    A view may be windows set apart by ``SEPARATOR``: a string ends at such a border, for
     the stretch itself, of which they are windows, holds it whole.
     """
     end = text.find(SEPARATOR, start)
