@@ -137,7 +137,7 @@ def test_gates_abstain_without_a_protocol(tmp_path: Path) -> None:
                 gates_client.load_point(found, None, None),
                 gates_client.offered_rate(found, union, None),
                 gates_client.client_lag(found, 0, None),
-                *gates_client.recovery([], None),
+                *gates_client.recovery([], found, None),
                 gates_client.drain_quarantine(timeline([Interval("drain", 0, 0, 1)]), None, None),
                 gates_layer1.sidecar_age(accounting(footer_in_stream=False), None),
                 gates_layer1.engine_config_effective(a_header(), None, None, None),
@@ -256,9 +256,9 @@ def test_client_lag_recovery_and_drain(protocol: ProtocolFile) -> None:
     checks = [
         (interval, Recovery(passed, "text", 1.0, 1.0, 0.0, 0.0)) for passed in (True, False, None)
     ]
-    found = gates_client.recovery(checks, gates)
+    found = gates_client.recovery(checks, timeline(), gates)
     assert outcomes(found) == ["pass", "fail", "not_evaluable"]
-    assert {gate.scope for gate in found} == {"recovery1"}
+    assert {gate.scope for gate in found} == {"window1"}
     steady, bursty = pattern_of(protocol, "P02"), pattern_of(protocol, "P04")
     long_drain = timeline([Interval("drain", 0, 0, 200 * S)])
     over = gates_client.drain_quarantine(long_drain, steady, None)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opprof.client.schedule import NS_PER_S, Schedule, burst_size, seconds_to_ns
+from opprof.client.schedule import Schedule, burst_size
 from opprof.errors import InputError
+from opprof.rules.durations import NS_PER_S, seconds_to_ns
 
 rates = st.floats(min_value=1e-3, max_value=1e5, allow_nan=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from opprof.client.recovery import recovery_gate
 from opprof.client.steps import StepLine, StepStream
 from opprof.client.warmup import STABILIZED_RULE, stabilization, warmup_gate
 from opprof.protocol import load_protocol
+from opprof.rules.recovery import Limits
 
 S = 1_000_000_000
 T0 = 1000 * S
@@ -140,9 +142,8 @@ def waiting_stream(clean: int, after: Callable[[float], int]) -> StepStream:
 
 
 def judge(times: list[int], stream: StepStream | None, rolling_ns: int = 10 * S) -> Gate:
-    return recovery_gate(
-        0, RECOVERY, CLEAN, completions_ns=times, stream=stream, gates=GATES, rolling_ns=rolling_ns
-    )
+    limits = dataclasses.replace(Limits.of(GATES, 1.0), rolling_ns=rolling_ns)
+    return recovery_gate(0, RECOVERY, CLEAN, completions_ns=times, stream=stream, limits=limits)
 
 
 QUIET = waiting_stream(0, lambda _: 0)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from layer1_samples import columns, step
-from opprof.artifacts.run import Interval
+from opprof.analysis import gates_client
+from opprof.analysis.inputs import read_inputs
+from opprof.analysis.layer1 import read_layer1
+from opprof.artifacts.common import Gate
+from opprof.artifacts.run import Interval, RequestRecord, Result, Timeline
 from opprof.client.recovery import recovery_gate
 from opprof.client.steps import StepLine, StepStream
+from opprof.client.steps import read_stream as client_stream
 from opprof.client.warmup import stabilization as client_stabilization
-from opprof.protocol import load_protocol
+from opprof.protocol import Protocol, load_protocol
+from opprof.rules.durations import scaled_ns
+from opprof.rules.rate import judge_offered_rate
+from opprof.rules.recovery import Limits
 from opprof.rules.stabilization import bin_edges
 from opprof.telemetry.recovery import recovery_check
 from opprof.telemetry.requests import RequestColumns
@@ -23,7 +34,10 @@ from opprof.telemetry.stabilization import stabilization as analysis_stabilizati
 S = 1_000_000_000
 _protocol = load_protocol("phase3")
 assert _protocol is not None
-GATES = _protocol.file.gates
+PROTOCOL: Protocol = _protocol
+GATES = PROTOCOL.file.gates
+LIMITS = Limits.of(GATES, 1.0)
+RUNS = sorted((Path(__file__).parents[2] / "examples" / "h200-plugin-runs").glob("P*"))
 
 
 def both(times: list[int], tokens: list[int], waiting: list[int]) -> tuple[StepStream, Any]:
@@ -103,27 +117,114 @@ def test_the_protocols_bins() -> None:
 )
 def test_recovery(completed: list[int], depths: list[tuple[int, int]], end_ns: int) -> None:
     stream, cols = both([t for t, _ in depths], [1] * len(depths), [d for _, d in depths])
+    span = Interval("recovery", 0, end_ns - 30 * S, end_ns)
     gate = recovery_gate(
         0,
         (end_ns - 30 * S, end_ns),
         (0, 80 * S),
         completions_ns=sorted(completed),
         stream=stream,
-        gates=GATES,
-        rolling_ns=10 * S,
+        limits=LIMITS,
     )
     check = recovery_check(
         cols,
         requests(completed),
-        recovery=Interval("recovery", 0, end_ns - 30 * S, end_ns),
+        recovery=span,
         clean=Interval("clean", 2, 0, 80 * S),
-        gates=GATES,
-        time_scale=1.0,
+        limits=LIMITS,
     )
-    assert gate.outcome == {True: "pass", False: "fail", None: "not_evaluable"}[check.passed]
-    assert gate.numbers["rate_rps"] == check.rate_rps
-    assert gate.numbers["waiting_median"] == check.waiting
-    assert gate.reason == check.reason
+    [other] = gates_client.recovery([(span, check)], timeline(1.0), GATES)
+    assert told(gate) == told(other)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_recovery_of_real_runs(run: Path) -> None:
+    """P08's segment C has no completion: neither side has anything to return to."""
+    inputs = read_inputs(run)
+    lines = (run / "client" / "requests.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line, type=RequestRecord) for line in lines]
+    done = [r.completed_mono_ns for r in records if r.error is None and r.completed_mono_ns]
+    spans = [(i.kind, i.index, (i.start_mono_ns, i.end_mono_ns)) for i in inputs.timeline.intervals]
+    mine = [
+        recovery_gate(
+            index,
+            span,
+            [span for kind, _, span in spans if kind == "clean"][-1],
+            completions_ns=sorted(done),
+            stream=client_stream(inputs.stream),
+            limits=Limits.of(GATES, inputs.timeline.time_scale),
+        )
+        for kind, index, span in spans
+        if kind == "recovery"
+    ]
+    theirs = [gate for gate in read_layer1(inputs, PROTOCOL).gates if gate.name == "recovery"]
+    assert [told(gate) for gate in mine] == [told(gate) for gate in theirs]
+    if run.name.startswith("P08"):
+        assert {gate.outcome for gate in mine} == {"not_evaluable"}
+        assert {gate.reason for gate in mine} == {
+            "no completions in the usual rolling window of the clean segment"
+        }
+
+
+def told(gate: Gate) -> tuple[Any, ...]:
+    """Everything of a gate but the advice."""
+    return gate.name, gate.outcome, gate.reason, gate.numbers, gate.scope
+
+
+@given(st.integers(0, 10**4), st.integers(1, 10**12), st.floats(0.01, 1e4), st.floats(0, 2))
+def test_the_offered_rate_is_judged_exactly(
+    admitted: int, clean_ns: int, rate: float, bound: float
+) -> None:
+    found = judge_offered_rate(admitted, clean_ns=clean_ns, rate_rps=rate, error_max=bound)
+    low, high = ((1 + sign * Fraction(str(bound))) * Fraction(rate) for sign in (-1, 1))
+    assert found.passed == (low <= Fraction(admitted * S, clean_ns) <= high)
+
+
+@given(st.floats(1e-3, 600), st.floats(1e-3, 1))
+def test_a_scaled_duration_is_rounded_once(seconds: float, scale: float) -> None:
+    """The client makes intervals of these lengths; the analysis asks for exactly them."""
+    clean, drain = (scaled_ns(value, scale) for value in (seconds, 240.0))
+    segments = [Interval("clean", i, i * clean, (i + 1) * clean) for i in range(3)]
+    found = timeline(scale, Interval("warmup", 0, 0, clean), *segments)
+    plan = msgspec.structs.replace(
+        PROTOCOL.file.timeline, warmup_s=seconds, clean_segment_s=seconds, clean_segments=3
+    )
+    gates = [gates_client.warmup_recorded(found, plan), *gates_client.clean_interval(found, plan)]
+    assert {gate.outcome for gate in gates} == {"pass"}
+    slow = timeline(scale, Interval("drain", 0, 0, drain))
+    result = Result(
+        schema=1,
+        accepted=True,
+        reasons=[],
+        completed_rps=None,
+        offered_rps=None,
+        manifest_sha256="",
+        pattern="P08",
+        config="C00",
+        load_point="saturation",
+        role="primary",
+        drain_quarantined=True,
+        metrics={"drain_budget_s": drain / S},
+    )
+    gate = gates_client.drain_quarantine(slow, PROTOCOL.pattern("P08"), result)
+    assert "marked_under_budget_s" not in gate.numbers, "it is the budget of this protocol"
+    assert gate.outcome == "fail", "the client's mark counts"
+    kept = gates_client.drain_quarantine(slow, PROTOCOL.pattern("P08"), None)
+    assert kept.outcome == "pass", "just the budget"
+
+
+def timeline(scale: float, *intervals: Interval) -> Timeline:
+    return Timeline(
+        schema=1,
+        pattern="P08",
+        config="C00",
+        load_point="saturation",
+        max_concurrency=256,
+        rate_rps=None,
+        clock="CLOCK_MONOTONIC",
+        intervals=list(intervals),
+        time_scale=scale,
+    )
 
 
 def test_the_rules_do_not_load_numpy() -> None:

@@ -11,7 +11,7 @@ from layer1_samples import columns, step
 from opprof.artifacts.run import Interval
 from opprof.protocol.load import load_protocol
 from opprof.protocol.model import Gates
-from opprof.rules.recovery import Recovery
+from opprof.rules.recovery import Limits, Recovery
 from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.recovery import recovery_check
 from opprof.telemetry.requests import read_requests
@@ -94,8 +94,7 @@ def recover(
         read_requests(write_requests(tmp_path, records)),
         recovery=Interval("recovery", 0, 50 * S, 80 * S),
         clean=Interval("clean", 2, 0, clean_s * S),
-        gates=gates,
-        time_scale=1.0,
+        limits=Limits.of(gates, 1.0),
     )
 
 

@@ -20,12 +20,12 @@ from opprof.client.journal import Failure
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
 from opprof.client.ports import ControlReply
 from opprof.client.profiler import read_events
-from opprof.client.schedule import seconds_to_ns
 from opprof.client.steps import STREAM_NAME, read_stream
 from opprof.client.timeline import Ending, WindowRecord
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_file
 from opprof.protocol import Protocol
+from opprof.rules.durations import scaled_ns, seconds_to_ns
 
 _LIMIT_BYTES = 4 << 30
 
@@ -110,9 +110,9 @@ def _plan(kept: Kept, protocol: Protocol) -> RunPlan:
     recovery = next((i for i in timeline.intervals if i.kind == "recovery"), None)
     row, gates, scale = protocol.pattern(timeline.pattern), protocol.file.gates, timeline.time_scale
     requested_s = float(metrics.get("drain_timeout_requested_s", 0.0))
-    budget_ns = round(seconds_to_ns(requested_s))
+    budget_ns = seconds_to_ns(requested_s)
     if row is not None:
-        budget_ns = round(seconds_to_ns(row.drain_budget_s) * scale)
+        budget_ns = scaled_ns(row.drain_budget_s, scale)
     return RunPlan(
         pattern=timeline.pattern,
         config=timeline.config,
@@ -130,8 +130,8 @@ def _plan(kept: Kept, protocol: Protocol) -> RunPlan:
         ),
         drain=DrainBudget(
             budget_ns=budget_ns,
-            requested_ns=round(seconds_to_ns(requested_s)),
-            watchdog_ns=round(seconds_to_ns(gates.drain_watchdog_s) * scale),
+            requested_ns=seconds_to_ns(requested_s),
+            watchdog_ns=scaled_ns(gates.drain_watchdog_s, scale),
         ),
         time_scale=scale,
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opprof.analysis.gates import NO_PROTOCOL, skipped, verdict
+from opprof.analysis.gates import NO_PROTOCOL, make_gate, skipped, verdict
 from opprof.artifacts.common import Gate, Value
 from opprof.artifacts.composition import EndToEnd
 from opprof.artifacts.run import Interval, ManifestSummary, Result, Timeline
 from opprof.protocol.model import Gates, Load, Pattern, TimelinePlan
-from opprof.rules.recovery import Recovery
+from opprof.rules.durations import NS_PER_S, scaled_ns, seconds_to_ns
+from opprof.rules.lag import lag_passes
+from opprof.rules.rate import judge_offered_rate
+from opprof.rules.recovery import Limits, Recovery, scope_of
 from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.requests import ABSENT, RequestColumns
-from opprof.telemetry.series import NS_PER_S
 from opprof.telemetry.timeline import intervals_of, union_pieces
 
 
@@ -21,7 +23,7 @@ def warmup_recorded(timeline: Timeline, plan: TimelinePlan | None) -> Gate:
     if plan is None:
         return skipped("warmup_recorded", NO_PROTOCOL)
     found = intervals_of(timeline, "warmup")
-    expected_ns = round(plan.warmup_s * timeline.time_scale * NS_PER_S)
+    expected_ns = scaled_ns(plan.warmup_s, timeline.time_scale)
     lengths_ns = [_length_ns(interval) for interval in found]
     numbers: dict[str, Value] = {
         "intervals": len(found),
@@ -90,7 +92,7 @@ def clean_interval(timeline: Timeline, plan: TimelinePlan | None) -> list[Gate]:
             skipped("clean_segments", NO_PROTOCOL, numbers),
             contiguous,
         ]
-    segment_ns = round(plan.clean_segment_s * timeline.time_scale * NS_PER_S)
+    segment_ns = scaled_ns(plan.clean_segment_s, timeline.time_scale)
     total_ns = sum(_length_ns(segment) for segment in segments)
     expected_ns = segment_ns * plan.clean_segments
     numbers |= {"expected_segments": plan.clean_segments, "expected_s": expected_ns / NS_PER_S}
@@ -209,22 +211,24 @@ def offered_rate(timeline: Timeline, union: EndToEnd | None, gates: Gates | None
         return skipped(name, "a closed loop has no offered rate to hold")
     if union is None or union.seconds <= 0:
         return skipped(name, "no request records or no clean interval")
-    error = union.admitted_rps / timeline.rate_rps - 1
     numbers: dict[str, Value] = {
         "target_rps": timeline.rate_rps,
         "admitted_rps": union.admitted_rps,
-        "error": error,
     }
     if gates is None:
         return skipped(name, NO_PROTOCOL, numbers)
-    numbers["error_max"] = gates.offered_rate_error_max
-    reason = (
-        f"{union.admitted_rps:.4g}/s admitted, {timeline.rate_rps:.4g}/s asked for: {error:+.2%}"
+    found = judge_offered_rate(
+        union.admitted,
+        clean_ns=seconds_to_ns(union.seconds),
+        rate_rps=timeline.rate_rps,
+        error_max=gates.offered_rate_error_max,
     )
-    # Multiplied out, so that a rate exactly at the bound is not lost to the division's rounding.
-    allowed_rps = gates.offered_rate_error_max * timeline.rate_rps
-    good = abs(union.admitted_rps - timeline.rate_rps) <= allowed_rps
-    return verdict(name, good, reason, numbers)
+    numbers |= {"error": found.error, "error_max": gates.offered_rate_error_max}
+    reason = (
+        f"{found.offered_rps:.4g}/s admitted, {timeline.rate_rps:.4g}/s asked for: "
+        f"{found.error:+.2%}"
+    )
+    return verdict(name, found.passed, reason, numbers)
 
 
 def client_lag(timeline: Timeline, sustained_ns: int | None, gates: Gates | None) -> Gate:
@@ -243,27 +247,30 @@ def client_lag(timeline: Timeline, sustained_ns: int | None, gates: Gates | None
         f"lag of {sustained_ns / NS_PER_S:.3g} s held for "
         f"{gates.client_lag_sustained_window_s:g} s, at most {limit:g} s allowed"
     )
-    return verdict(name, sustained_ns <= limit * NS_PER_S, reason, numbers)
+    return verdict(name, lag_passes(sustained_ns, limit), reason, numbers)
 
 
-def recovery(checks: Sequence[tuple[Interval, Recovery]], gates: Gates | None) -> list[Gate]:
+def recovery(
+    checks: Sequence[tuple[Interval, Recovery]], timeline: Timeline, gates: Gates | None
+) -> list[Gate]:
     """One gate per recovery interval."""
     if gates is None:
         return [skipped("recovery", NO_PROTOCOL)]
     if not checks:
-        return [skipped("recovery", "no recovery interval is recorded")]
-    found = []
-    for interval, check in checks:
-        scope = f"recovery{interval.index}"
-        numbers = check.numbers() | {
-            "rolling_s": gates.recovery_rolling_s,
-            "tolerance": gates.recovery_tolerance,
-        }
-        if check.passed is None:
-            found.append(skipped("recovery", check.reason, numbers, scope=scope))
-        else:
-            found.append(verdict("recovery", check.passed, check.reason, numbers, scope=scope))
-    return found
+        recorded = bool(intervals_of(timeline, "recovery"))
+        missing = "request records or no clean segment" if recorded else "recovery interval"
+        return [skipped("recovery", f"no {missing}")]
+    limits = Limits.of(gates, timeline.time_scale)
+    return [
+        make_gate(
+            "recovery",
+            check.outcome,
+            check.reason,
+            check.numbers(limits),
+            scope=scope_of(interval.index),
+        )
+        for interval, check in checks
+    ]
 
 
 def drain_quarantine(timeline: Timeline, pattern: Pattern | None, result: Result | None) -> Gate:
@@ -280,18 +287,19 @@ def drain_quarantine(timeline: Timeline, pattern: Pattern | None, result: Result
         if result is not None and result.drain_quarantined:
             return verdict(name, False, "the client marked the run as quarantined", numbers)
         return skipped(name, "no drain interval is recorded", numbers)
-    seconds = sum(_length_ns(interval) for interval in drains) / NS_PER_S
-    numbers["drain_s"] = seconds
+    drain_ns = sum(_length_ns(interval) for interval in drains)
+    numbers["drain_s"] = drain_ns / NS_PER_S
     if pattern is None:
         return skipped(name, NO_PROTOCOL, numbers)
-    budget = pattern.drain_budget_s * timeline.time_scale
+    budget_ns = scaled_ns(pattern.drain_budget_s, timeline.time_scale)
+    budget = budget_ns / NS_PER_S
     numbers["budget_s"] = budget
     marked = result is not None and result.drain_quarantined
     if result is not None and result.metrics.get("drain_budget_s", budget) != budget:
         numbers["marked_under_budget_s"] = result.metrics["drain_budget_s"]
         marked = False
-    reason = f"drain of {seconds:.3f} s, {budget:g} s allowed"
-    return verdict(name, seconds <= budget and not marked, reason, numbers)
+    reason = f"drain of {drain_ns / NS_PER_S:.3f} s, {budget:g} s allowed"
+    return verdict(name, drain_ns <= budget_ns and not marked, reason, numbers)
 
 
 def manifest_hash(manifest: ManifestSummary | None, result: Result | None) -> Gate:

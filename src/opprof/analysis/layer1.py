@@ -20,7 +20,8 @@ from opprof.artifacts.composition import (
 )
 from opprof.artifacts.run import Interval, IntervalKind
 from opprof.protocol import Protocol
-from opprof.rules.recovery import Recovery
+from opprof.rules.durations import scaled_ns
+from opprof.rules.recovery import Limits, Recovery
 from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.accounting import account, signal_on_stream_clock
 from opprof.telemetry.composition import compose
@@ -211,7 +212,7 @@ def _gates(inputs: RunInputs, side: Layer1Side, protocol: Protocol | None) -> li
         gates_client.output_tokens_exact(requests),
         gates_client.offered_rate(timeline, side.end_to_end, limits),
         gates_client.client_lag(timeline, _sustained_lag(inputs, side, protocol), limits),
-        *gates_client.recovery(_recovery_checks(inputs, side, protocol), limits),
+        *gates_client.recovery(_recovery_checks(inputs, side, protocol), timeline, limits),
         gates_client.drain_quarantine(timeline, pattern, inputs.result),
         gates_layer1.layer1_accounting(side.accounting),
         gates_layer1.sidecar_age(side.accounting, layer1),
@@ -251,9 +252,10 @@ def _stabilization(
 def _sustained_lag(inputs: RunInputs, side: Layer1Side, protocol: Protocol | None) -> int | None:
     if protocol is None or side.requests is None:
         return None
-    window_s = protocol.file.gates.client_lag_sustained_window_s * inputs.timeline.time_scale
+    window_s = protocol.file.gates.client_lag_sustained_window_s
+    window_ns = scaled_ns(window_s, inputs.timeline.time_scale)
     pieces = union_pieces(intervals_of(inputs.timeline, "clean"))
-    return longest_sustained_lag_ns(side.requests, pieces, window_ns=round(window_s * NS_PER_S))
+    return longest_sustained_lag_ns(side.requests, pieces, window_ns=window_ns)
 
 
 def _recovery_checks(
@@ -262,6 +264,7 @@ def _recovery_checks(
     clean = intervals_of(inputs.timeline, "clean")
     if protocol is None or side.requests is None or not clean:
         return []
+    limits = Limits.of(protocol.file.gates, inputs.timeline.time_scale)
     return [
         (
             interval,
@@ -270,8 +273,7 @@ def _recovery_checks(
                 side.requests,
                 recovery=interval,
                 clean=clean[-1],
-                gates=protocol.file.gates,
-                time_scale=inputs.timeline.time_scale,
+                limits=limits,
             ),
         )
         for interval in intervals_of(inputs.timeline, "recovery")

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from fractions import Fraction
 
 from opprof.artifacts.common import Gate, Outcome
 from opprof.client.facts import RunFacts
 from opprof.client.journal import COUNT_ERRORS
 from opprof.client.profiler import stop_event
 from opprof.client.recovery import recovery_gate
-from opprof.client.schedule import NS_PER_S, seconds_to_ns
 from opprof.client.summary import admitted_in, completed_in, quantile
 from opprof.client.warmup import warmup_gate
 from opprof.protocol.model import Gates
-from opprof.rules.lag import sustained_lag_ns
+from opprof.rules.durations import NS_PER_S, scaled_ns
+from opprof.rules.lag import lag_passes, sustained_lag_ns
+from opprof.rules.rate import judge_offered_rate
+from opprof.rules.recovery import Limits
 
 NAMES = frozenset(
     {
@@ -158,19 +159,21 @@ def _offered_rate(facts: RunFacts, gates: Gates) -> Gate:
         return _absent("offered_rate", text, meaning)
     start_ns, end_ns = clean
     count = len(admitted_in(facts.records, start_ns, end_ns))
-    offered = count * NS_PER_S / (end_ns - start_ns)
-    error = offered / rate - 1
-    # In exact arithmetic, so that a deviation of just the tolerance passes.
-    exact = Fraction(count * NS_PER_S, end_ns - start_ns) / Fraction(rate) - 1
-    good = abs(exact) <= Fraction(str(gates.offered_rate_error_max))
+    found = judge_offered_rate(
+        count,
+        clean_ns=end_ns - start_ns,
+        rate_rps=rate,
+        error_max=gates.offered_rate_error_max,
+    )
     return Gate(
         name="offered_rate",
-        outcome="pass" if good else "fail",
-        reason=f"{offered:.4f} requests/s offered, {rate:.4f} wanted ({error:+.2%})",
+        outcome="pass" if found.passed else "fail",
+        reason=f"{found.offered_rps:.4f} requests/s offered, {rate:.4f} wanted "
+        f"({found.error:+.2%})",
         numbers={
-            "offered_rps": offered,
+            "offered_rps": found.offered_rps,
             "rate_rps": rate,
-            "error": error,
+            "error": found.error,
             "error_max": gates.offered_rate_error_max,
             "never_admitted": facts.unsent,
         },
@@ -197,15 +200,14 @@ def _client_lag(facts: RunFacts, gates: Gates) -> Gate:
         [admitted for admitted, _ in sent],
         lags,
         end_ns=clean[1],
-        window_ns=round(seconds_to_ns(window_s) * facts.plan.time_scale),
+        window_ns=scaled_ns(window_s, facts.plan.time_scale),
     )
     if lag_ns is None:
         return _absent("client_lag", "no admissions in the clean interval", meaning)
     limit_s = gates.client_lag_sustained_max_s
-    outcome: Outcome = "fail" if lag_ns > seconds_to_ns(limit_s) else "pass"
     return Gate(
         name="client_lag",
-        outcome=outcome,
+        outcome="pass" if lag_passes(lag_ns, limit_s) else "fail",
         reason=f"lag of {lag_ns / NS_PER_S:.3g} s held for {window_s:g} s, "
         f"at most {limit_s:g} s allowed",
         numbers={
@@ -304,7 +306,7 @@ def _recoveries(facts: RunFacts, gates: Gates) -> list[Gate]:
         for record in facts.records
         if record.error is None and record.completed_mono_ns is not None
     )
-    rolling_ns = round(seconds_to_ns(gates.recovery_rolling_s) * facts.plan.time_scale)
+    limits = Limits.of(gates, facts.plan.time_scale)
     return [
         recovery_gate(
             interval.index,
@@ -312,8 +314,7 @@ def _recoveries(facts: RunFacts, gates: Gates) -> list[Gate]:
             segment,
             completions_ns=times,
             stream=facts.stream,
-            gates=gates,
-            rolling_ns=rolling_ns,
+            limits=limits,
         )
         for interval in facts.kind("recovery")
     ]

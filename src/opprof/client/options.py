@@ -10,9 +10,10 @@ from pathlib import Path
 from opprof.artifacts.run import LoadPoint, Role
 from opprof.client.plan import DrainBudget, Load, RunPlan, Windows
 from opprof.client.saturation import DerivedRate
-from opprof.client.schedule import burst_size, seconds_to_ns
+from opprof.client.schedule import burst_size
 from opprof.errors import InputError
 from opprof.protocol import Protocol
+from opprof.rules.durations import scaled_ns, seconds_to_ns
 
 _EXTRA_CALLS = 1
 """The profiler writes its trace in the call after its last active step."""
@@ -162,7 +163,7 @@ def build_plan(
     budget_s = options.drain_timeout_seconds if row is None else row.drain_budget_s
 
     def scaled(seconds: float) -> int:
-        return round(seconds_to_ns(seconds) * options.time_scale)
+        return scaled_ns(seconds, options.time_scale)
 
     if scaled(options.clean_segment_seconds) < 1:
         raise InputError("a clean segment would last less than a nanosecond")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opprof.artifacts.common import Gate, Outcome
-from opprof.client.schedule import NS_PER_S
+from opprof.artifacts.common import Gate
 from opprof.client.steps import StepStream
-from opprof.protocol.model import Gates
-from opprof.rules.recovery import Depths, Limits, Span, judge_recovery
+from opprof.rules.recovery import Depths, Limits, Span, judge_recovery, scope_of
 
 
 def recovery_gate(
@@ -18,8 +16,7 @@ def recovery_gate(
     *,
     completions_ns: Sequence[int],
     stream: StepStream | None,
-    gates: Gates,
-    rolling_ns: int,
+    limits: Limits,
 ) -> Gate:
     """Judge recovery ``index``; ``completions_ns`` are sorted times of successful completions."""
     found = judge_recovery(
@@ -27,25 +24,14 @@ def recovery_gate(
         None if stream is None else _depths(stream),
         recovery=recovery,
         clean=segment,
-        limits=Limits(
-            rolling_ns=rolling_ns,
-            tolerance=gates.recovery_tolerance,
-            zero_median_waiting_max=gates.recovery_zero_median_waiting_max,
-        ),
+        limits=limits,
     )
-    outcomes: dict[bool | None, Outcome] = {True: "pass", False: "fail", None: "not_evaluable"}
     return Gate(
         name="recovery",
-        outcome=outcomes[found.passed],
+        outcome=found.outcome,
         reason=found.reason,
-        numbers=found.numbers()
-        | {
-            "rolling_s": rolling_ns / NS_PER_S,
-            "tolerance": gates.recovery_tolerance,
-            "zero_median_waiting_max": gates.recovery_zero_median_waiting_max,
-            "recovery_rates_rps": list(found.rates_rps),
-        },
-        scope=f"window{index}",
+        numbers=found.numbers(limits),
+        scope=scope_of(index),
         meaning="The profiler's disturbance lasted beyond the fixed recovery.",
         action="The run is invalid; repeat it. The recovery is never extended.",
     )

@@ -22,9 +22,9 @@ from opprof.artifacts.run import Result, RunState, Timeline
 from opprof.artifacts.sanity import Sanity
 from opprof.client.facts import RunFacts
 from opprof.client.gates import failed_reasons, run_gates
-from opprof.client.schedule import NS_PER_S
 from opprof.client.summary import admitted_in, burst_spreads_ms, segment_result, series
 from opprof.protocol.model import Gates
+from opprof.rules.durations import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)

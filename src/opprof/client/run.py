@@ -26,12 +26,12 @@ from opprof.client.progress import Display
 from opprof.client.realtime import LoopClock
 from opprof.client.results import timeline_of
 from opprof.client.run_files import ManifestSource, RunFiles, RunReport
-from opprof.client.schedule import seconds_to_ns
 from opprof.client.session import Session
 from opprof.client.steps import read_stream
 from opprof.client.timeline import Progress
 from opprof.errors import EnvironmentFailure, OpprofError
 from opprof.protocol import Protocol
+from opprof.rules.durations import seconds_to_ns
 from opprof.workload.read import open_manifest
 
 _LEAD_NS = 20_000_000

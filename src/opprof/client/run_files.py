@@ -26,12 +26,12 @@ from opprof.client.profiler import (
 )
 from opprof.client.results import Binding, artefacts_of, timeline_of
 from opprof.client.saturation import DerivedRate, derive_rate
-from opprof.client.schedule import seconds_to_ns
 from opprof.client.session import Session
 from opprof.client.steps import StepWindow, read_stream, stream_path
 from opprof.client.virtual import FixedWindow
 from opprof.errors import InputError, OpprofError
 from opprof.protocol import Protocol
+from opprof.rules.durations import seconds_to_ns
 from opprof.workload.read import Manifest
 
 

@@ -11,8 +11,7 @@ import re
 from fractions import Fraction
 
 from opprof.errors import InputError
-
-NS_PER_S = 1_000_000_000
+from opprof.rules.durations import NS_PER_S
 
 _ARRIVAL = re.compile(r"(?:steady|burst:([1-9][0-9]{0,5}))")
 
@@ -52,8 +51,3 @@ class Schedule:
     def period_ns(self) -> int:
         """Time between two groups, rounded down."""
         return self.burst * self._numerator // self._denominator
-
-
-def seconds_to_ns(seconds: float) -> int:
-    """Return a duration in nanoseconds, exact for decimal seconds down to 1 ns."""
-    return round(Fraction(str(seconds)) * NS_PER_S)

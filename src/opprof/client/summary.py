@@ -14,7 +14,7 @@ from opprof.artifacts.client import SegmentResult
 from opprof.artifacts.common import Series
 from opprof.artifacts.run import RequestRecord
 from opprof.client.journal import Failure
-from opprof.client.schedule import NS_PER_S
+from opprof.rules.durations import NS_PER_S
 
 _NS_PER_MS = 1e6
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from opprof.rules.durations import NS_PER_S
 
 
 def sustained_lag_ns(
@@ -24,6 +27,11 @@ def sustained_lag_ns(
     stretch. None without admissions.
     """
     return max(_minima(times_ns, lags_ns, end_ns, window_ns), default=None)
+
+
+def lag_passes(sustained_ns: int, limit_s: float) -> bool:
+    """Whether a sustained lag is at most ``gates.client_lag_sustained_max_s``, exactly."""
+    return Fraction(sustained_ns, NS_PER_S) <= Fraction(str(limit_s))
 
 
 def _minima(

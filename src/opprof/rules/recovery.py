@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from opprof.artifacts.common import Value
+from opprof.artifacts.common import Outcome, Value
+from opprof.protocol.model import Gates
+from opprof.rules.durations import NS_PER_S, scaled_ns
 
-_NS_PER_S = 1_000_000_000
 _LOOKS_PER_LENGTH = 10
 Span = tuple[int, int]
 
@@ -31,6 +32,15 @@ class Limits:
     """Largest relative deviation from C's medians."""
     zero_median_waiting_max: int
     """Largest depth where C's median depth is zero and no relative deviation exists."""
+
+    @classmethod
+    def of(cls, gates: Gates, time_scale: float) -> Limits:
+        """Return a protocol's limits for a run of a declared time scale."""
+        return cls(
+            scaled_ns(gates.recovery_rolling_s, time_scale),
+            gates.recovery_tolerance,
+            gates.recovery_zero_median_waiting_max,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +74,31 @@ class Recovery:
     rate_back_after_s: float | None = None
     """When the rolling rate was first within the tolerance, from the recovery's start."""
 
-    def numbers(self) -> dict[str, Value]:
-        """The numbers as a gate lists them."""
+    @property
+    def outcome(self) -> Outcome:
+        """The gate's outcome."""
+        if self.passed is None:
+            return "not_evaluable"
+        return "pass" if self.passed else "fail"
+
+    def numbers(self, limits: Limits) -> dict[str, Value]:
+        """Every number of the gate, with the limits that it was judged by."""
         return {
             "rate_rps": self.rate_rps,
             "clean_median_rate_rps": self.clean_rate_rps,
             "waiting_median": self.waiting,
             "clean_median_waiting": self.clean_waiting,
             "rate_back_after_s": self.rate_back_after_s,
+            "rolling_s": limits.rolling_ns / NS_PER_S,
+            "tolerance": limits.tolerance,
+            "zero_median_waiting_max": limits.zero_median_waiting_max,
+            "recovery_rates_rps": list(self.rates_rps),
         }
+
+
+def scope_of(index: int) -> str:
+    """Return the gate's scope: the profile window that the recovery follows."""
+    return f"window{index}"
 
 
 def judge_recovery(
@@ -103,8 +129,8 @@ def judge_recovery(
     counts = _counts(completions_ns, looks, length_ns)
     tolerance = Fraction(str(limits.tolerance))
     back = [_within(count, clean_count, tolerance) for count in counts]
-    rates = [count * _NS_PER_S / length_ns for count in counts]
-    clean_rate = clean_count * _NS_PER_S / length_ns
+    rates = [count * NS_PER_S / length_ns for count in counts]
+    clean_rate = clean_count * NS_PER_S / length_ns
     waiting = None if depths is None else depths.median(recovery[1] - length_ns, recovery[1])
     clean_waiting = None if depths is None else depths.median(*clean)
     faults = (
@@ -121,7 +147,7 @@ def judge_recovery(
         waiting=waiting,
         clean_waiting=clean_waiting,
         rates_rps=tuple(rates),
-        rate_back_after_s=(looks[back.index(True)] - recovery[0]) / _NS_PER_S
+        rate_back_after_s=(looks[back.index(True)] - recovery[0]) / NS_PER_S
         if True in back
         else None,
     )

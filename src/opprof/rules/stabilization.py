@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from opprof.artifacts.common import Value
+from opprof.rules.durations import NS_PER_S
 
 BINS = 3
-_NS_PER_S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def judge_stabilization(
         steps_min: least executed steps of a bin (protocol).
         drift_max: largest drift that is stable (protocol).
     """
-    bin_s = Fraction(quartile_ns, BINS * _NS_PER_S)
+    bin_s = Fraction(quartile_ns, BINS * NS_PER_S)
     rates = [Fraction(count) / bin_s if bin_s else Fraction(0) for count in tokens]
     shown = tuple(float(rate) for rate in rates)
     fault = _unfit(steps, rates, accounting_fault, steps_min)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opprof.artifacts.run import Interval
-from opprof.protocol.model import Gates
 from opprof.rules.recovery import Depths, Limits, Recovery, judge_recovery
-from opprof.telemetry.series import NS_PER_S
 
 if TYPE_CHECKING:
     from opprof.telemetry.columns import StepColumns
@@ -20,13 +18,9 @@ def recovery_check(
     *,
     recovery: Interval,
     clean: Interval,
-    gates: Gates,
-    time_scale: float,
+    limits: Limits,
 ) -> Recovery:
-    """Judge one recovery interval against the last clean segment.
-
-    ``time_scale`` is the timeline's declared factor on durations.
-    """
+    """Judge one recovery interval against the last clean segment."""
     import numpy as np
 
     order = np.argsort(columns.submit_mono_ns, kind="stable")
@@ -35,9 +29,5 @@ def recovery_check(
         Depths(columns.submit_mono_ns[order].tolist(), columns.waiting[order].tolist()),
         recovery=(recovery.start_mono_ns, recovery.end_mono_ns),
         clean=(clean.start_mono_ns, clean.end_mono_ns),
-        limits=Limits(
-            rolling_ns=round(gates.recovery_rolling_s * time_scale * NS_PER_S),
-            tolerance=gates.recovery_tolerance,
-            zero_median_waiting_max=gates.recovery_zero_median_waiting_max,
-        ),
+        limits=limits,
     )
