@@ -26,10 +26,19 @@ def run_steps(recorder: Recorder, count: int) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < deadline, "nothing happened in 60 s"
+        assert time.monotonic() < deadline, "nothing happened in 300 s"
         time.sleep(0.01)
+
+
+def stop_writer(recorder: Recorder) -> subprocess.Popen[bytes]:
+    """Stop the writer process, see it stopped, and return it."""
+    process = recorder._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: _state(process.pid) == "T")
+    return process
 
 
 @pytest.fixture
@@ -111,10 +120,9 @@ def test_the_switch_at_run_time(recorder: Recorder, path: Path) -> None:
 def test_a_full_ring_drops_whole_steps_and_counts_them(path: Path) -> None:
     recorder = Recorder(path, header(), capacity=1 << 17)
     recorder.start()
-    assert recorder._process is not None
-    recorder._process.send_signal(signal.SIGSTOP)
+    process = stop_writer(recorder)
     run_steps(recorder, 2000)
-    recorder._process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGCONT)
     wait_for(lambda: recorder._words[0] == recorder._words[1])
     run_steps(recorder, 5)
     assert recorder.close()
@@ -146,7 +154,7 @@ recorder = Recorder(Path(sys.argv[1]), header())
 recorder.start()
 run_steps(recorder, 123)
 print(recorder._process.pid, flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -161,25 +169,31 @@ def test_sigkill_of_the_engine_loses_nothing_published(path: Path) -> None:
     engine.kill()
     engine.wait()
     engine.stdout.close()
-    wait_for(lambda: not Path(f"/proc/{writer}/cmdline").exists() or _is_zombie(writer))
+    wait_for(lambda: _is_zombie(writer))
     side = assert_balanced(path)
     assert (side.written_records, side.final) == (123, False)
     assert (side.reason, side.engine_gone) == (None, True)
 
 
 def _is_zombie(pid: int) -> bool:
+    return _state(pid) in ("", "Z")
+
+
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return True
+        return ""
 
 
 def test_sigkill_of_both_leaves_a_valid_checkpoint(recorder: Recorder, path: Path) -> None:
     run_steps(recorder, 50)
     wait_for(lambda: assert_balanced_quietly(path) == 50)
     run_steps(recorder, 50)
-    assert recorder._process is not None
-    recorder._process.kill()
+    # A kill is judged at any moment but the one rename between lines and sidecar.
+    while (process := stop_writer(recorder)) and assert_balanced_quietly(path) < 0:
+        process.send_signal(signal.SIGCONT)
+    process.kill()
     wait_for(recorder.died)
     side = assert_balanced(path)
     assert side.written_records in (50, 100)

@@ -7,19 +7,20 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from opprof.analysis.run import analyze_run
-from opprof.client.lockstep import LockstepTransport, parse_address
+from opprof.client.lockstep import LockstepTransport, Wire, parse_address
 from opprof.client.options import RunOptions, build_plan
 from opprof.client.ports import Outcome, RequestSpec
 from opprof.client.run import run_client
@@ -230,6 +231,19 @@ def test_health_is_answered_and_outstanding_requests_are_no_clean_end(tmp_path: 
         transport.close()
     stream = (run / "opprof" / "engine-0.jsonl").read_text().splitlines()
     assert not any('"type":"footer"' in line for line in stream)
+
+
+def test_a_client_that_is_slow_to_speak_is_served_and_holds_up_nobody(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "run") as (port, _),
+        socket.create_connection(("127.0.0.1", port), timeout=60) as slow,
+    ):
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as other:
+            other.request("GET", "/health")
+            assert other.getresponse().status == 200
+        wire = Wire(slow)
+        wire.send(["hello"])
+        assert wire.receive()
 
 
 def test_sigterm_leaves_running_requests_their_time_and_refuses_new_ones(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from opprof.rehearsal.transport import EngineTransport
 
 _HEALTHY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _DEAD = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_REQUEST_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 60.0
+"""For the rest of a message whose first bytes are there."""
 
 
 class _RemoteTimer:
@@ -136,7 +137,10 @@ class LockstepServer:
                         wake.recv(64)
                         self._signalled()
                     elif key.fileobj is listener:
-                        self._accept(selector, listener)
+                        # Who it is shows when it speaks; until then nobody waits for it.
+                        selector.register(listener.accept()[0], selectors.EVENT_READ, None)
+                    elif key.data is None:
+                        self._meet(selector, key.fileobj)  # type: ignore[arg-type]
                     else:
                         self._serve_one(selector, key)
             signal.set_wakeup_fd(-1)
@@ -153,14 +157,15 @@ class LockstepServer:
     def _give_up(self) -> None:
         self.ended = True
 
-    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
+    def _meet(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Answer a look at the health, or take a client, by the first bytes of a connection."""
+        selector.unregister(connection)
         connection.settimeout(_REQUEST_TIMEOUT_S)
         try:
             head = connection.recv(4, socket.MSG_PEEK)
-            if head == b"GET ":
-                connection.recv(4096)
-                connection.sendall(_DEAD if self._engine.dead else _HEALTHY)
+            if head in (b"GET ", b""):
+                if connection.recv(4096):
+                    connection.sendall(_DEAD if self._engine.dead else _HEALTHY)
                 connection.close()
                 return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
