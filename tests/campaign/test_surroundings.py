@@ -10,7 +10,7 @@ import pytest
 from campaign_builders import phase3
 from ray_builders import make_spec
 
-from opprof.campaign.frozen import idle_gpu_bytes_max, require
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.options import Limits, limits_of
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import InputError
@@ -42,9 +42,26 @@ def test_the_floor_judges_the_start_and_the_end(
 
 
 def test_it_is_the_protocols_and_no_option() -> None:
-    assert idle_gpu_bytes_max(phase3()) == 64 << 20
-    place = msgspec.structs.replace(phase3().placement, idle_gpu_bytes_max=None)
-    with pytest.raises(InputError, match=r"leaves out placement\.idle_gpu_bytes_max"):
-        require(msgspec.structs.replace(phase3(), placement=place))
+    assert frozen_of(phase3()).idle_gpu_bytes_max == 64 << 20
     with pytest.raises(InputError, match="unknown field"):
         limits_of(["idle_gpu_bytes_max=0"])
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "named"),
+    [
+        ("server", "shutdown_timeout_s", r"server\.shutdown_timeout_s"),
+        ("placement", "idle_gpu_bytes_max", r"placement\.idle_gpu_bytes_max"),
+        (None, "reruns", r"\[reruns\]"),
+    ],
+)
+def test_a_campaign_refuses_a_protocol_without_it(table: str | None, key: str, named: str) -> None:
+    file = phase3()
+    assert frozen_of(file).reruns == file.reruns
+    if table is None:
+        cut = msgspec.structs.replace(file, **{key: None})
+    else:
+        inside = msgspec.structs.replace(getattr(file, table), **{key: None})
+        cut = msgspec.structs.replace(file, **{table: inside})
+    with pytest.raises(InputError, match=f"phase3 leaves out {named}, which a campaign takes"):
+        frozen_of(cut)

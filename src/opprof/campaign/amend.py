@@ -18,7 +18,7 @@ import msgspec
 from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
 from opprof.campaign import state
 from opprof.campaign.checks import declared_by
-from opprof.campaign.frozen import require
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.soundness import check_contents
 from opprof.campaign.store import Store, with_attempt
@@ -49,7 +49,7 @@ def take_amendment(
     """
     old, new = _load(store.protocol), _load(path)
     require_frozen(new)
-    require(new.file)
+    frozen_of(new.file)
     if old.sha256 == new.sha256:
         say(f"protocol {new.sha256[:12]} is in force already: nothing changes")
         return

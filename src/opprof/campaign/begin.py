@@ -18,7 +18,7 @@ from opprof.artifacts.campaign import Campaign, EngineKind
 from opprof.artifacts.environment import Topology
 from opprof.campaign.binding import launches_of, manifest_hashes
 from opprof.campaign.executors.choose import check_executor
-from opprof.campaign.frozen import require
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
@@ -81,7 +81,7 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     check_time_scale(request.time_scale, request.engine)
     data = read_bytes(request.protocol, limit_bytes=_PROTOCOL_LIMIT_BYTES)
     protocol = frozen_protocol(request.protocol)
-    require(protocol.file)
+    frozen_of(protocol.file)
     check_variables(request.variables, protocol.file.variables)
     check_places(request.sources, request.out)
     # Many hosts are asked by their own executor, at every start and resume.

@@ -19,7 +19,7 @@ from opprof.artifacts.plan import ColocationGate, Regime
 from opprof.campaign.attempt import Outcome
 from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
 from opprof.campaign.colocation_read import CheckedPlace, gate_of, write_gate
-from opprof.campaign.frozen import reruns_of
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import fits, reserve
 from opprof.campaign.meeting import RoundMeeting
@@ -79,7 +79,7 @@ async def _round(check: Check, each: Round) -> None:
     records = {
         run.run: _record(check.equipment.store, run, index) for index, run in enumerate(runs)
     }
-    if _is_settled(list(records.values()), reruns_of(check.protocol.file)):
+    if _is_settled(list(records.values()), frozen_of(check.protocol.file).reruns):
         return
     _reserve(check, each, runs)
     check.equipment.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")

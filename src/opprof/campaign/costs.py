@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from opprof.artifacts.campaign import RunRecord
 from opprof.artifacts.run import LoadPoint, Role
-from opprof.campaign.frozen import shutdown_timeout_s
+from opprof.campaign.frozen import frozen_of
 from opprof.errors import InputError
 from opprof.protocol.model import Config, Pattern, ProtocolFile
 
@@ -35,7 +35,7 @@ def pace_of(protocol: ProtocolFile, time_scale: float) -> Pace:
     Raises:
         InputError: the protocol leaves the server's shutdown timeout out.
     """
-    return Pace(time_scale, shutdown_timeout_s(protocol))
+    return Pace(time_scale, frozen_of(protocol).shutdown_timeout_s)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from opprof.artifacts.campaign import Phase, RunRecord
 from opprof.artifacts.run import LoadPoint, Role
-from opprof.campaign.frozen import reruns_of
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.naming import run_name
 from opprof.campaign.reruns import allowed, class_of, may_rerun
 from opprof.errors import InputError
@@ -141,7 +141,7 @@ def standings(
         InputError: two records have one name, needs form a circle, or the protocol does not say
             which reruns are allowed.
     """
-    rule = reruns_of(protocol)
+    rule = frozen_of(protocol).reruns
     by_name = {record.run: record for record in records}
     if len(by_name) != len(records):
         names = [record.run for record in records]

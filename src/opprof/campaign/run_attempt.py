@@ -29,7 +29,7 @@ from opprof.campaign.attempt import AttemptSpec, Facts, Halt, Journal, Meeting, 
 from opprof.campaign.client import base_url, client_command, client_deadline_s
 from opprof.campaign.commands import CommandLog
 from opprof.campaign.engine_checks import check_engine, health_gate
-from opprof.campaign.frozen import idle_gpu_bytes_max
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.hosts import open_host
 from opprof.campaign.options import Options, options_of, own_environment
 from opprof.campaign.places import visible_devices
@@ -87,7 +87,7 @@ class Attempt:
         self._server: Child | None = None
         self._meeting = meeting
         self._around = Surroundings(
-            host, spec, self._options.limits, idle_bytes=idle_gpu_bytes_max(protocol.file)
+            host, spec, self._options.limits, idle_bytes=frozen_of(protocol.file).idle_gpu_bytes_max
         )
         self._place_failure: EnvironmentFailure | None = None
         """The controller's disk failed while processes were being ended."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from opprof.artifacts.campaign import EngineKind
-from opprof.campaign.frozen import shutdown_timeout_s
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.listener import holder, listens
 from opprof.campaign.options import Options, clean_environment, own_environment
 from opprof.campaign.processes import Child
@@ -120,7 +120,7 @@ def launch_of(
         # Virtual time is as fast as it can be; real time runs faster by the declared scale.
         pace = ["--time-factor", repr(1.0 / time_scale)]
         words += ["--virtual"] if engine == "sim-virtual" else pace
-    timeout = f"{shutdown_timeout_s(protocol.file):g}"
+    timeout = f"{frozen_of(protocol.file).shutdown_timeout_s:g}"
     words += ["--host", HOST, "--port", "${PORT}", "--shutdown-timeout", timeout]
     return Launch(tuple(words), _environment(protocol, options, values))
 

@@ -33,7 +33,7 @@ import msgspec
 from opprof.artifacts.campaign import Stop
 from opprof.artifacts.common import Gate, Value
 from opprof.campaign.facts import MatrixFacts, RunFacts
-from opprof.campaign.frozen import applies, reruns_of
+from opprof.campaign.frozen import applies, frozen_of
 from opprof.campaign.gate_rules import rule_of
 from opprof.protocol.model import Budget, Gates, ProtocolFile
 
@@ -69,9 +69,9 @@ def judge_run(
             representativeness.
 
     Raises:
-        InputError: the protocol does not say which reruns are allowed.
+        InputError: the protocol leaves out what a campaign takes from it.
     """
-    retries = reruns_of(protocol).unrepresentative_max
+    retries = frozen_of(protocol).reruns.unrepresentative_max
     found = [
         condition_1(facts, wall_ns),
         condition_2(facts, wall_ns),
