@@ -10,7 +10,7 @@ from opprof.report.blocks import Cell, Figure, Gates, Table, Text, walk
 from opprof.report.formats import NBSP
 from opprof.report.inputs import ReportInput, flags_of
 from opprof.report.page import build_page
-from opprof.report.sanity import share_flags, summarise
+from opprof.report.sanity import share_flags
 from opprof.report.tables import load, ranking, represent, runs, shares, waste
 
 SAMPLE = samples.sample()
@@ -285,9 +285,3 @@ def test_report_checks_the_shares_it_draws() -> None:
     kernels = msgspec.structs.replace(run.kernels, windows=[broken])
     (flag,) = share_flags(ReportInput((msgspec.structs.replace(run, kernels=kernels),)))
     assert flag == "P01-C00-saturation window 0 rank 0: a family share lies outside [0, 1]"
-
-
-def test_sanity_family_counts_what_is_missing() -> None:
-    found = summarise("x", [1.0, None, float("nan"), 3.0, 3.0], "ms")
-    assert (found.n, found.finite, found.missing) == (5, 3, 2)
-    assert (found.min, found.max, found.distinct) == (1.0, 3.0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opprof.analysis import gates_profile, sanity
+from opprof.analysis import gates_profile
 from opprof.analysis.gates import NO_PROTOCOL
 from opprof.analysis.inputs import RunInputs
 from opprof.analysis.layer1 import Layer1Side
@@ -24,6 +24,7 @@ from opprof.artifacts.kernels import (
 )
 from opprof.mapping import MappingTable
 from opprof.protocol import Protocol
+from opprof.rules.sanity import block, family
 from opprof.telemetry.membership import members
 from opprof.telemetry.timeline import adjacent_clean_segment, intervals_of
 
@@ -109,7 +110,7 @@ def kernels_artefact(
         breakdown_reasons=reasons,
         representativeness=judged.found,
         gates=list(gates),
-        sanity=sanity.block(_kernel_families(windows), _kernel_flags(windows)),
+        sanity=block(_kernel_families(windows), _kernel_flags(windows)),
         provenance=origin,
         mapping_notes=mapping_notes(windows),
     )
@@ -172,20 +173,18 @@ def _mode_steps(windows: Sequence[Window]) -> dict[str, int]:
 def _kernel_families(windows: Sequence[WindowFamilies]) -> list[SanityFamily]:
     names = sorted({name for window in windows for name in window.families})
     families = [
-        sanity.family("kernel_ns", [w.kernel_ns for w in windows], unit="ns"),
-        sanity.family("kernel_events", [w.kernel_events for w in windows], unit="events"),
-        sanity.family("prologue_ns", [w.prologue_ns for w in windows], unit="ns"),
-        sanity.family("outside_ns", [w.outside_ns for w in windows], unit="ns"),
-        sanity.family(
-            "classified_fraction", [w.classified_fraction for w in windows], unit="ratio"
-        ),
-        sanity.family(
+        family("kernel_ns", [w.kernel_ns for w in windows], unit="ns"),
+        family("kernel_events", [w.kernel_events for w in windows], unit="events"),
+        family("prologue_ns", [w.prologue_ns for w in windows], unit="ns"),
+        family("outside_ns", [w.outside_ns for w in windows], unit="ns"),
+        family("classified_fraction", [w.classified_fraction for w in windows], unit="ratio"),
+        family(
             "annotations", [w.annotations for w in windows], unit="events", expected_constant=True
         ),
     ]
     for name in names:
         shares = [w.families[name].share if name in w.families else None for w in windows]
-        families.append(sanity.family(f"share.{name}", shares, unit="ratio"))
+        families.append(family(f"share.{name}", shares, unit="ratio"))
     return families
 
 

@@ -22,6 +22,7 @@ from opprof.artifacts.run import Interval, IntervalKind
 from opprof.protocol import Protocol
 from opprof.rules.durations import scaled_ns
 from opprof.rules.recovery import Limits, Recovery
+from opprof.rules.sanity import block
 from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.accounting import account, signal_on_stream_clock
 from opprof.telemetry.composition import compose
@@ -298,6 +299,6 @@ def layer1_artefact(side: Layer1Side, run: RunIdentity, provenance: Provenance) 
         end_to_end=side.end_to_end,
         end_to_end_segments=list(side.end_to_end_segments),
         gates=list(side.gates),
-        sanity=sanity.block(side.families, side.red_flags),
+        sanity=block(side.families, side.red_flags),
         provenance=provenance,
     )

@@ -40,6 +40,7 @@ from opprof.artifacts.waste import Waste
 from opprof.errors import InputError
 from opprof.mapping import BUILTIN_VERSIONS, MappingTable, load_table
 from opprof.protocol import Protocol
+from opprof.rules.sanity import block
 from opprof.telemetry.timeline import intervals_of
 
 _COHORTS = (32, 64, 128)
@@ -145,7 +146,7 @@ def _waste(
         counts=ratios.counts,
         cv_moe_by_rank=moe.by_rank,
         gates=[],
-        sanity=sanity.block(sanity.waste_families(ratios), []),
+        sanity=block(sanity.waste_families(ratios), []),
         provenance=origin,
     )
 

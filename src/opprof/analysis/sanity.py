@@ -6,13 +6,13 @@ them. Source: protocol, "Data sanity block contract".
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from opprof.analysis.waste import WasteRatios
-from opprof.artifacts.common import SanityBlock, SanityFamily
+from opprof.artifacts.common import SanityFamily
 from opprof.artifacts.composition import Composition, EndToEnd, StreamAccounting
+from opprof.rules.sanity import family
 from opprof.telemetry.columns import NULL_COUNT, StepColumns
 from opprof.telemetry.requests import ABSENT, RequestColumns
 
@@ -42,81 +42,46 @@ _STEP_FAMILIES = {
 """Family to column and unit."""
 
 
-def family(
+def column_family(
     name: str,
-    values: NDArray[Any] | Sequence[float | int | None],
+    values: NDArray[Any],
     *,
     unit: str = "",
-    signed: bool = False,
-    expected_constant: bool = False,
     missing: Bool | None = None,
+    expected_constant: bool = False,
 ) -> SanityFamily:
-    """Summarise one numeric family.
+    """Summarise a column as :func:`opprof.rules.sanity.family` does a list.
 
-    ``values`` are numbers with null (or, in an array, the mask ``missing``) where there is none.
-    ``finite`` counts the rest without NaN and infinities, which count neither as finite nor as
-    missing; minimum, maximum and distinct values are over the finite ones.
+    ``values`` are numbers [n] in ``unit``; where the mask ``missing`` (bool[n]) is set, none is.
     """
     import numpy as np
 
-    if isinstance(values, np.ndarray):
-        known = values if missing is None else values[~missing]
-        finite = known[np.isfinite(known)]
-        low, high = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
-        distinct = len(np.unique(finite))
-        absent = len(values) - len(known)
-    else:
-        present = [value for value in values if value is not None]
-        numbers = [value for value in present if math.isfinite(value)]
-        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
-        distinct = len(set(numbers))
-        absent = len(values) - len(present)
-        finite = np.asarray(numbers)
+    known = values if missing is None else values[~missing]
+    finite = known[np.isfinite(known)]
+    low, high = (finite.min().item(), finite.max().item()) if len(finite) else (None, None)
     return SanityFamily(
         name=name,
         n=len(values),
         finite=len(finite),
-        missing=absent,
+        missing=len(values) - len(known),
         min=low,
         max=high,
-        distinct=distinct,
+        distinct=len(np.unique(finite)),
         unit=unit,
-        signed=signed,
         expected_constant=expected_constant,
     )
-
-
-def block(families: Iterable[SanityFamily], red_flags: Iterable[str]) -> SanityBlock:
-    """Join families and red flags, with the flags that the families raise by themselves first."""
-    listed = list(families)
-    return SanityBlock(listed, [*family_flags(listed), *red_flags])
-
-
-def family_flags(families: Iterable[SanityFamily]) -> list[str]:
-    """Red flags of the families: non-finite numbers, negative counters, ratios outside [0, 1]."""
-    flags = []
-    for found in families:
-        broken = found.n - found.finite - found.missing
-        if broken:
-            flags.append(f"non_finite: {found.name}: {broken} of {found.n} are NaN or infinite")
-        if found.min is None or found.max is None:
-            continue
-        if found.min < 0 and not found.signed:
-            flags.append(f"negative: {found.name} goes down to {found.min} {found.unit}".rstrip())
-        if found.unit == "ratio" and not found.signed and found.max > 1:
-            flags.append(f"ratio_out_of_bounds: {found.name} goes up to {found.max}")
-    return flags
 
 
 def step_families(columns: StepColumns, rows: Int64, *, prefix: str = "") -> list[SanityFamily]:
     """The families of step records among ``rows`` (int64[n]), prefix counters included."""
     found = [
-        family(prefix + name, getattr(columns, column)[rows], unit=unit)
+        column_family(prefix + name, getattr(columns, column)[rows], unit=unit)
         for name, (column, unit) in _STEP_FAMILIES.items()
     ]
     for name in ("prefix_queries", "prefix_hits"):
         values = getattr(columns, name)[rows]
-        found.append(family(prefix + name, values, unit="tokens", missing=values == NULL_COUNT))
+        missing = values == NULL_COUNT
+        found.append(column_family(prefix + name, values, unit="tokens", missing=missing))
     return found
 
 
@@ -176,10 +141,11 @@ def request_families(requests: RequestColumns, *, prefix: str = "") -> list[Sani
 
     def between(name: str, later: Int64, earlier: Int64) -> SanityFamily:
         unknown = (later == ABSENT) | (earlier == ABSENT)
-        return family(prefix + name, later - earlier, unit="ns", missing=np.asarray(unknown))
+        span = later - earlier
+        return column_family(prefix + name, span, unit="ns", missing=np.asarray(unknown))
 
     counts = [
-        family(
+        column_family(
             prefix + name,
             getattr(requests, name),
             unit=unit,

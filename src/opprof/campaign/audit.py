@@ -11,12 +11,12 @@ from typing import get_args
 
 import msgspec
 
-from opprof.analysis.sanity import block, family
 from opprof.artifacts.campaign import Attempt, CheckName
 from opprof.artifacts.common import Gate, SanityBlock
 from opprof.campaign.attempt import Outcome
 from opprof.campaign.stops import red_flag_stop
 from opprof.protocol.model import ProtocolFile
+from opprof.rules.sanity import block, family
 
 _NS = 1_000_000_000
 

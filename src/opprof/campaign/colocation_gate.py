@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from opprof.analysis.sanity import block, family
 from opprof.artifacts.campaign import EngineKind
 from opprof.artifacts.common import Gate, Outcome, SanityBlock, Value
 from opprof.artifacts.environment import Topology
@@ -23,6 +22,7 @@ from opprof.artifacts.run import LoadPoint
 from opprof.campaign.colocation import TARGET_WINDOWS, backgrounds_of, placeable, regime_width
 from opprof.errors import InputError
 from opprof.protocol.model import Colocation, ProtocolFile
+from opprof.rules.sanity import block, family
 
 _MEANING = "The two placements cannot be compared."
 _ACTION = "Look at the run's own artefacts; the check needs a review before anything else runs."

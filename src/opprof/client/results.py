@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -25,6 +23,7 @@ from opprof.client.gates import failed_reasons, run_gates
 from opprof.client.summary import admitted_in, burst_spreads_ms, segment_result, series
 from opprof.protocol.model import Gates
 from opprof.rules.durations import NS_PER_S
+from opprof.rules.sanity import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,27 +231,14 @@ def _families(facts: RunFacts) -> list[SanityFamily]:
         for r in records
     ]
     return [
-        _family("requests.lag", lags, "ns"),
-        _family("requests.e2e", totals, "ns"),
-        _family("requests.prompt_tokens", [r.prompt_tokens for r in records], "tokens"),
-        _family("requests.output_tokens", [r.output_tokens for r in records], "tokens", True),
-        _family("requests.http_status", [r.http_status for r in records], "", True),
+        family("requests.lag", lags, unit="ns"),
+        family("requests.e2e", totals, unit="ns"),
+        family("requests.prompt_tokens", [r.prompt_tokens for r in records], unit="tokens"),
+        family(
+            "requests.output_tokens",
+            [r.output_tokens for r in records],
+            unit="tokens",
+            expected_constant=True,
+        ),
+        family("requests.http_status", [r.http_status for r in records], expected_constant=True),
     ]
-
-
-def _family(
-    name: str, values: Iterable[int | None], unit: str, constant: bool = False
-) -> SanityFamily:
-    values = list(values)
-    present = [value for value in values if value is not None]
-    return SanityFamily(
-        name=name,
-        n=len(values),
-        finite=sum(math.isfinite(value) for value in present),
-        missing=len(values) - len(present),
-        min=min(present, default=None),
-        max=max(present, default=None),
-        distinct=len(set(present)),
-        unit=unit,
-        expected_constant=constant,
-    )

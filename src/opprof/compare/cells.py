@@ -13,8 +13,9 @@ from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.comparison import CellSummary, ComparisonRule
 from opprof.artifacts.run import LoadPoint
 from opprof.compare.ratios import Metrics
-from opprof.compare.sanity import family, family_flags, identical_flags
+from opprof.compare.sanity import family_flags, identical_flags
 from opprof.compare.values import RunShares
+from opprof.rules.sanity import family
 
 LOAD_POINTS: tuple[str, ...] = get_args(LoadPoint)
 _PRIMARY = "primary"

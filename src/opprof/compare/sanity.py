@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf
 
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.artifacts.comparison import MetricRatio, TableComparison
 from opprof.compare.values import RunShares
+from opprof.rules.sanity import family, non_finite_flags
 
 
 def sanity_block(
@@ -33,25 +34,6 @@ def sanity_block(
     )
 
 
-def family(
-    name: str, values: Sequence[float | None], *, unit: str = "", signed: bool = False
-) -> SanityFamily:
-    """Return n, finite, missing, range and distinct values of one family."""
-    present = [value for value in values if value is not None]
-    finite = [value for value in present if isfinite(value)]
-    return SanityFamily(
-        name=name,
-        n=len(values),
-        finite=len(finite),
-        missing=len(values) - len(present),
-        min=min(finite, default=None),
-        max=max(finite, default=None),
-        distinct=len(set(finite)),
-        unit=unit,
-        signed=signed,
-    )
-
-
 _BOUNDS = {
     "kernel_ns": (0, inf),
     "share": (0, 1),
@@ -63,10 +45,7 @@ _BOUNDS = {
 
 def family_flags(families: Sequence[SanityFamily]) -> list[str]:
     """What cannot be among the numbers: infinities, and values outside of their bounds."""
-    flags = []
-    for found in families:
-        if found.finite + found.missing < found.n:
-            flags.append(f"{found.name}: a value is not finite")
+    flags = non_finite_flags(families)
     for found in families:
         low, high = _BOUNDS.get(found.name, (-inf, inf))
         if found.min is not None and found.max is not None:

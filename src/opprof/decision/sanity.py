@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.artifacts.decision import Contrast, RunIntervals, TableVerdict
 from opprof.decision.metrics import SIGNED
+from opprof.rules.sanity import family, non_finite_flags
 
 _RATIOS = (
     "padding_fraction",
@@ -61,33 +62,23 @@ def _copies(families: Sequence[SanityFamily]) -> list[str]:
     Ratios of counts may well be the same (a share of misses of 0, say), sums of measured times not.
     """
     return [
-        f"{family.name}: identical in all {family.finite} runs"
-        for family in families
-        if family.name in _MEASURED and family.finite > 1 and family.distinct == 1
+        f"{found.name}: identical in all {found.finite} runs"
+        for found in families
+        if found.name in _MEASURED and found.finite > 1 and found.distinct == 1
     ]
 
 
 def _red_flags(families: Sequence[SanityFamily]) -> list[str]:
-    flags = []
-    for family in families:
-        bounded = family.name in _RATIOS or family.name.endswith(("_p", "_share"))
-        if family.min is not None and family.min < 0 and not family.signed:
-            flags.append(f"{family.name}: negative value {family.min:g}")
-        if bounded and family.max is not None and family.max > 1:
-            flags.append(f"{family.name}: {family.max:g} is above 1")
+    flags = non_finite_flags(families)
+    for found in families:
+        bounded = found.name in _RATIOS or found.name.endswith(("_p", "_share"))
+        if found.min is not None and found.min < 0 and not found.signed:
+            flags.append(f"{found.name}: negative value {found.min:g}")
+        if bounded and found.max is not None and found.max > 1:
+            flags.append(f"{found.name}: {found.max:g} is above 1")
     return flags
 
 
 def _family(name: str, values: Sequence[float | None], *, signed: bool = False) -> SanityFamily:
-    known = [value for value in values if value is not None]
-    return SanityFamily(
-        name=name,
-        n=len(values),
-        finite=len(known),
-        missing=len(values) - len(known),
-        min=min(known, default=None),
-        max=max(known, default=None),
-        distinct=len(set(known)),
-        unit=name.rsplit("_", 1)[-1] if name.endswith(("_ms", "_rps")) else "",
-        signed=signed,
-    )
+    unit = name.rsplit("_", 1)[-1] if name.endswith(("_ms", "_rps")) else ""
+    return family(name, values, unit=unit, signed=signed)

@@ -10,12 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from opprof._version import __version__
-from opprof.artifacts.common import Outcome, SanityBlock, SanityFamily
+from opprof.artifacts.common import Outcome, SanityBlock
 from opprof.artifacts.verification import VerifyCheck, VerifyReport
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError
 from opprof.files import read_bytes
 from opprof.integrity.tree import hash_plain
+from opprof.rules.sanity import family
 
 T = TypeVar("T")
 _LIMIT_BYTES = 256 << 20
@@ -99,17 +100,7 @@ class Checks:
         outcome: Outcome = "not_evaluable" if outcomes or not self.passed else "pass"
         if "fail" in outcomes:
             outcome = "fail"
-        counts = list(self.passed.values())
-        family = SanityFamily(
-            name="passed_checks",
-            n=len(counts),
-            finite=len(counts),
-            missing=0,
-            min=min(counts, default=None),
-            max=max(counts, default=None),
-            distinct=len(set(counts)),
-            unit="checks",
-        )
+        passed = family("passed_checks", list(self.passed.values()), unit="checks")
         flags = [f"{c.name}: {c.subject} {c.reason}" for c in self.found if c.outcome == "fail"]
         return VerifyReport(
             schema=1,
@@ -120,7 +111,7 @@ class Checks:
             root_sha256=root_sha256,
             code_version=__version__,
             code_sha256=code_sha256(),
-            sanity=SanityBlock([family], flags),
+            sanity=SanityBlock([passed], flags),
         )
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from opprof._version import __version__
-from opprof.artifacts.common import SanityBlock, SanityFamily
+from opprof.artifacts.common import SanityBlock
 from opprof.artifacts.pack import Pack
 from opprof.artifacts.provenance import FileHash
 from opprof.artifacts.run import ManifestSummary
@@ -34,6 +34,7 @@ from opprof.integrity.provenance import hash_folder
 from opprof.integrity.tree import Entry, open_plain, walk
 from opprof.integrity.verify import verify
 from opprof.protocol import Protocol
+from opprof.rules.sanity import family
 
 CONTENTS = "pack.json"
 _CHUNK_BYTES = 1 << 20
@@ -207,16 +208,6 @@ def _contents(
     options: PackOptions,
 ) -> Pack:
     sizes = [item.bytes for item in files]
-    family = SanityFamily(
-        name="file_bytes",
-        n=len(sizes),
-        finite=len(sizes),
-        missing=0,
-        min=min(sizes, default=None),
-        max=max(sizes, default=None),
-        distinct=len(set(sizes)),
-        unit="bytes",
-    )
     return Pack(
         schema=1,
         folder=folder.resolve().name,
@@ -233,7 +224,7 @@ def _contents(
         files=[item for item in files if item.path != CONTENTS],
         code_version=__version__,
         code_sha256=code_sha256(),
-        sanity=SanityBlock([family], []),
+        sanity=SanityBlock([family("file_bytes", sizes, unit="bytes")], []),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opprof._version import __version__
-from opprof.artifacts.common import Outcome, SanityBlock, SanityFamily
+from opprof.artifacts.common import Outcome, SanityBlock
 from opprof.artifacts.scan import UNSEEN_KINDS, FindingKind, ScanFinding, ScanReport
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError
@@ -33,6 +33,7 @@ from opprof.integrity.normalize import class_table, is_text, long_runs, views
 from opprof.integrity.source import PrivateSource, PrivateText
 from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, collapse
 from opprof.integrity.tree import Entry, Unreadable, open_plain, walk
+from opprof.rules.sanity import family
 from opprof.workers import run_many_sharing
 
 COMMAND_LOG = "commands.log"
@@ -376,19 +377,9 @@ def _outcome(findings: Sequence[ScanFinding]) -> Outcome:
 
 
 def _sanity(sizes: Sequence[int], findings: Sequence[ScanFinding]) -> SanityBlock:
-    family = SanityFamily(
-        name="file_bytes",
-        n=len(sizes),
-        finite=len(sizes),
-        missing=0,
-        min=min(sizes, default=None),
-        max=max(sizes, default=None),
-        distinct=len(set(sizes)),
-        unit="bytes",
-    )
     kinds = sorted({finding.kind for finding in findings})
     flags = [f"{'unseen' if kind in UNSEEN_KINDS else 'private_data'}: {kind}" for kind in kinds]
-    return SanityBlock([family], flags)
+    return SanityBlock([family("file_bytes", sizes, unit="bytes")], flags)
 
 
 def private_places(manifests: Sequence[Path], folders: Sequence[Path], root: Path) -> set[str]:

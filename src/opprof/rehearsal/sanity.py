@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from opprof.analysis.sanity import block, family
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.artifacts.rehearsal import Rehearsal
+from opprof.rules.sanity import block, family
 
 
 def with_sanity(report: Rehearsal) -> Rehearsal:

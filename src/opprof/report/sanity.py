@@ -6,13 +6,13 @@ report ends with one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 from opprof.artifacts.common import SanityBlock, SanityFamily
 from opprof.report.blocks import Block, Figure, Section, Table, walk
 from opprof.report.inputs import ReportInput
+from opprof.rules.sanity import family, non_finite_flags
 
 _SIGNED_COLUMNS = ("SMD", "I_mix")
 _SIGNED_TABLES = ("tau-", "h1a-", "h1b-", "decision-", "cell-")
@@ -27,16 +27,18 @@ def report_sanity(report: ReportInput, sections: Iterable[Section]) -> SanityBlo
     for section in sections:
         for block in walk(section.blocks):
             families.extend(_families(block))
-    return SanityBlock(families=families, red_flags=share_flags(report))
+    return SanityBlock(
+        families=families, red_flags=[*non_finite_flags(families), *share_flags(report)]
+    )
 
 
 def _families(block: Block) -> list[SanityFamily]:
     if isinstance(block, Table):
         return [
-            summarise(
+            family(
                 f"{block.ident}/{column.label}",
                 [row[index].sort for row in block.rows],
-                column.unit,
+                unit=column.unit,
                 signed=column.label.startswith(_SIGNED_COLUMNS)
                 or block.ident.startswith(_SIGNED_TABLES),
             )
@@ -45,7 +47,7 @@ def _families(block: Block) -> list[SanityFamily]:
         ]
     if isinstance(block, Figure):
         return [
-            summarise(f"{block.ident}/{axis}/{trace.get('name', number)}", trace[axis], "")
+            family(f"{block.ident}/{axis}/{trace.get('name', number)}", trace[axis])
             for number, trace in enumerate(block.data)
             for axis in ("x", "y")
             if axis in trace and _is_numeric(trace[axis])
@@ -55,24 +57,6 @@ def _families(block: Block) -> list[SanityFamily]:
 
 def _is_numeric(values: list[Any]) -> bool:
     return any(isinstance(value, int | float) for value in values)
-
-
-def summarise(
-    name: str, values: list[float | int | None], unit: str, *, signed: bool = False
-) -> SanityFamily:
-    """Return n, finite, missing, range and distinct values of one family."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return SanityFamily(
-        name=name,
-        n=len(values),
-        finite=len(finite),
-        missing=len(values) - len(finite),
-        min=min(finite, default=None),
-        max=max(finite, default=None),
-        distinct=len(set(finite)),
-        unit=unit,
-        signed=signed,
-    )
 
 
 def share_flags(report: ReportInput) -> list[str]:
