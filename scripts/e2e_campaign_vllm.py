@@ -26,26 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from e2e_checks import Checks
 from vllm_cpu_server import CHECKOUT, MODEL_NAME, plugin_path
 
 LIMIT_S = 45 * 60
 KILL_IN_RUN = 4
 """The controller dies while the run at this place of the order is loaded."""
-
-
-class Checks:
-    """Counts what held and what did not."""
-
-    def __init__(self) -> None:
-        self.passed = 0
-        self.failed = 0
-
-    def that(self, good: bool, text: str) -> bool:
-        """Count and print one check."""
-        self.passed += good
-        self.failed += not good
-        print(f"{'ok  ' if good else 'FAIL'} {text}", flush=True)
-        return good
 
 
 def opprof(*arguments: str) -> subprocess.CompletedProcess[str]:

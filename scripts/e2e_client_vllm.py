@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from e2e_checks import Checks
 from vllm_cpu_server import CHECKOUT, MODEL_NAME, Server
 
 SCRIPT = str(CHECKOUT / "scripts" / "opprof_phase3_client.py")
@@ -43,20 +44,6 @@ MACHINE_GATES = {
 RATE_FRACTION = 0.4
 # Gates that other work on a shared machine can fail between the two load points of a cell.
 MACHINE_BOUND = ("offered_rate", "client_lag", "client_cpu", "client_loop_delay")
-
-
-class Checks:
-    """Counts what held and what did not."""
-
-    def __init__(self) -> None:
-        self.passed = 0
-        self.failed = 0
-
-    def that(self, good: bool, text: str) -> None:
-        """Count and print one check."""
-        self.passed += good
-        self.failed += not good
-        print(f"{'ok  ' if good else 'FAIL'} {text}", flush=True)
 
 
 def opprof(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
