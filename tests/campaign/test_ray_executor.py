@@ -172,6 +172,7 @@ def test_a_dead_actor_or_worker_is_an_infrastructure_fault(
             notes = Notes()
             task = asyncio.create_task(executor.execute(spec, notes, Halt()))
             while "phase loading" not in notes.lines:
+                assert not task.done(), notes.lines
                 await asyncio.sleep(0.05)
             pid = notes.of("worker").pid
             if victim == "actor":
