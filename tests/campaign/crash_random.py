@@ -21,7 +21,7 @@ POLL_S = 0.05
 KINDS = ("controller", "server", "client", "whole group")
 _FAULTS = ("server", "client")
 """An infrastructure fault of their run; the protocol allows each run one exact rerun for it."""
-_GONE_S = 20.0
+_GONE_S = 300.0
 _ACTIVE = ("starting", "serving", "loading", "draining", "cleaning", "checking")
 
 

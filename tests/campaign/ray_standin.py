@@ -60,7 +60,7 @@ async def run(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.record.pgid, signal.SIGKILL)
-        await child.wait(10)
+        await child.wait(300)
     await journal.signalled(time.time_ns())
     return Outcome({}, "", "", True, False, 1.5, 7)
 

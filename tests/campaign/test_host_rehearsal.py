@@ -45,7 +45,7 @@ class Rehearsal:
             capture_output=True,
             text=True,
             env=os.environ.copy(),
-            timeout=240,
+            timeout=900,
             check=False,
         )
         assert done.returncode == code, done.stdout + done.stderr

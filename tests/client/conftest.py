@@ -46,7 +46,7 @@ def running_mock(*flags: str) -> Iterator[Mock]:
         yield Mock(port, process)
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
         assert process.stdout is not None
         process.stdout.close()
 

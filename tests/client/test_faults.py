@@ -325,7 +325,7 @@ def test_a_full_disk_is_one_message_and_no_result(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=900,
         env=environment(),
     )
     assert done.returncode == 1, done.stdout + done.stderr

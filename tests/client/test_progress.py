@@ -43,45 +43,51 @@ def test_the_drawing_process_ends_with_its_input() -> None:
         input=msgspec.json.encode(SNAPSHOT) + b"\n",
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=900,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_terminal_gets_the_line_and_a_pipe_does_not(
-    tmp_path: Path, mock: Callable[..., Any], manifest: Any, run_flags: Callable[..., list[str]]
+    mock: Callable[..., Any],
+    manifest: Any,
+    run_flags: Callable[..., list[str]],
+    patient: Callable[[Callable[[float, Path], None]], None],
 ) -> None:
-    server, seen = mock("--step-ms", "10"), bytearray()
-    flags = run_flags(
-        manifest(),
-        server.url,
-        tmp_path / "run" / "client",
-        profile_after_clean=False,
-        num_profile_windows=0,
-        time_scale=0.02,
-    )
-    flags.remove("--no-progress")
-    main_end, child_end = pty.openpty()
+    def check(scale: float, folder: Path) -> None:
+        server, seen = mock("--step-ms", f"{1000 * scale:g}"), bytearray()
+        flags = run_flags(
+            manifest(),
+            server.url,
+            folder / "client",
+            profile_after_clean=False,
+            num_profile_windows=0,
+            time_scale=scale,
+        )
+        flags.remove("--no-progress")
+        main_end, child_end = pty.openpty()
 
-    def read() -> None:
-        with suppress(OSError):
-            while data := os.read(main_end, 65_536):
-                seen.extend(data)
+        def read() -> None:
+            with suppress(OSError):
+                while data := os.read(main_end, 65_536):
+                    seen.extend(data)
 
-    reader = threading.Thread(target=read)
-    reader.start()
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *flags],
-        stdout=subprocess.PIPE,
-        stderr=child_end,
-        check=False,
-        timeout=120,
-        env=environment(TERM="xterm", COLUMNS="160"),
-    )
-    os.close(child_end)
-    reader.join(30)
-    os.close(main_end)
-    assert done.returncode == 0, bytes(seen)
-    assert b"req/s" in seen and b"outstanding" in seen
-    assert b"outstanding" not in done.stdout
+        reader = threading.Thread(target=read)
+        reader.start()
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), *flags],
+            stdout=subprocess.PIPE,
+            stderr=child_end,
+            check=False,
+            timeout=900,
+            env=environment(TERM="xterm", COLUMNS="160"),
+        )
+        os.close(child_end)
+        reader.join(300)
+        os.close(main_end)
+        assert done.returncode == 0, bytes(seen)
+        assert b"req/s" in seen and b"outstanding" in seen
+        assert b"outstanding" not in done.stdout
+
+    patient(check)

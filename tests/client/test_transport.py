@@ -50,7 +50,7 @@ async def drive(
     seen: list[Any] = []
     done = asyncio.Event()
     act(transport, seen, done)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         await done.wait()
     transport.close()
     await asyncio.sleep(0.05)

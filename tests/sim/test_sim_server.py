@@ -48,7 +48,7 @@ def serving(folder: Path, *more: str) -> Iterator[tuple[int, subprocess.Popen[st
 
 
 def call(port: int, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     data = None if body is None else json.dumps(body)
     connection.request(method, path, data)
     response = connection.getresponse()
@@ -110,12 +110,12 @@ def test_routes_streams_profile_and_drain(tmp_path: Path) -> None:
         metrics = call(port, "GET", "/metrics")[1].decode()
         assert 'vllm:prompt_tokens_total{model_name="m",engine="0",simulated="true"} 300' in metrics
         assert "vllm:kv_cache_usage_perc" in metrics and "SIMULATED" in metrics
-        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as running:
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as running:
             running.request("POST", "/v1/completions", json.dumps({**stream, "max_tokens": 500}))
             answer = running.getresponse()  # Its head comes when the request runs.
             process.send_signal(signal.SIGTERM)
             assert events(answer.read())[-1]["usage"]["completion_tokens"] == 500
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     path = tmp_path / "opprof" / "engine-0.jsonl"
     last = msgspec.json.decode(path.read_bytes().splitlines()[-1], type=Line)
     assert isinstance(last, Footer) and last.open_steps == 0
@@ -176,12 +176,12 @@ def test_a_client_that_leaves_is_aborted_and_timeout_zero_kills(tmp_path: Path) 
     with serving(tmp_path) as (port, process):
         body = json.dumps({"prompt": [1] * 50, "max_tokens": 30_000})
         for expected in (1, 0):
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as running:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as running:
                 running.request("POST", "/v1/completions", body)
                 wait_for_running(port, 1)
                 if not expected:
                     process.send_signal(signal.SIGTERM)
-                    assert process.wait(60) == 0
+                    assert process.wait(300) == 0
                     break
             wait_for_running(port, 0)
     path = tmp_path / "opprof" / "engine-0.jsonl"
