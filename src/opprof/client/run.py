@@ -16,6 +16,7 @@ from opprof.client.facts import RunFacts
 from opprof.client.health import HealthProbe, peak_rss_mb
 from opprof.client.http import HttpTransport
 from opprof.client.journal import Journal
+from opprof.client.limits import allow_connections
 from opprof.client.lockstep import SCHEME
 from opprof.client.lockstep_run import run_lockstep
 from opprof.client.options import RunOptions, check_options
@@ -58,6 +59,7 @@ def run_client(options: RunOptions, protocol: Protocol) -> RunReport:
         files = RunFiles(options, protocol, manifest, output)
         if endpoint is None:
             return run_lockstep(files)
+        allow_connections(files.plan.load.max_concurrency)
         return _in_loop(_Run(files, endpoint))
 
 
