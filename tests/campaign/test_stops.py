@@ -19,7 +19,7 @@ from opprof.campaign.checks import refused_input, refused_manifest
 from opprof.campaign.facts import MatrixFacts, RunFacts
 from opprof.campaign.gate_rules import RULES, fault_of
 from opprof.protocol import load_protocol
-from opprof.protocol.model import Reruns
+from opprof.protocol.model import ProtocolFile, Reruns
 
 PROTOCOL = load_protocol("phase3")
 assert PROTOCOL is not None
@@ -332,6 +332,26 @@ def test_at_the_end_the_measured_ones_are() -> None:
     assert judge_matrix(matrix(measured=40, quarantined=9, finished=False)) == []
     (stop,) = judge_matrix(matrix(measured=40, quarantined=9, finished=True))
     assert "9 of 40 measured runs" in stop.reason
+
+
+@pytest.mark.parametrize("what", ["quarantined", "clean_failed"])
+def test_a_released_share_stops_again_when_a_further_run_joins_it(what: str) -> None:
+    def judged(released: list[Stop], protocol: ProtocolFile = FILE, **facts: object) -> list[Stop]:
+        facts = {"measured": 20, what: 11} | facts
+        return stops.judge_matrix(matrix(**facts), protocol, wall_ns=NOW, released=released)
+
+    (first,) = judged([])
+    released = [msgspec.structs.replace(first, reviewed="Ann")]
+    assert judged(released) == []
+    assert judged(released, measured=52, finished=True) == []
+    (again,) = judged(released, **{what: 12})
+    assert judged([*released, again], **{what: 12}) == []
+    other = {"quarantined": "clean_failed", "clean_failed": "quarantined"}[what]
+    assert len(judged(released, **{other: 11})) == 1
+    gates = msgspec.structs.replace(
+        FILE.gates, drain_quarantine_share_max=0.01, clean_failure_share_max=0.01
+    )
+    assert len(judged(released, msgspec.structs.replace(FILE, gates=gates))) == 1
 
 
 def test_clean_failures() -> None:

@@ -329,7 +329,12 @@ class Controller:
             private=self._equipment.sources.private,
             gpu_seconds=self._spent_gpu_s(),
         )
-        return judge_matrix(facts, self._protocol.file, wall_ns=self._store.wall_ns())
+        return judge_matrix(
+            facts,
+            self._protocol.file,
+            wall_ns=self._store.wall_ns(),
+            released=self._store.released_stops(),
+        )
 
     def _spent_gpu_s(self) -> float:
         return self._ledger.balance.consumed_ns / 1e9 + self._launcher.running_gpu_s()

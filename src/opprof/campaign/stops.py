@@ -88,10 +88,17 @@ def judge_run(
     return [stop for stop in found if stop is not None and applies(protocol, stop.condition)]
 
 
-def judge_matrix(matrix: MatrixFacts, protocol: ProtocolFile, *, wall_ns: int) -> list[Stop]:
+def judge_matrix(
+    matrix: MatrixFacts,
+    protocol: ProtocolFile,
+    *,
+    wall_ns: int,
+    released: Iterable[Stop] = (),
+) -> list[Stop]:
     """Return every stop that the campaign as a whole calls for.
 
-    The two shares are gates of every protocol and no numbered condition.
+    The two shares are gates of every protocol and no numbered condition. A share that a review has
+    released stops again when a further run joins it, or the limit is another one.
     """
     gates, budget = protocol.gates, protocol.budget
     found = [
@@ -99,7 +106,17 @@ def judge_matrix(matrix: MatrixFacts, protocol: ProtocolFile, *, wall_ns: int) -
         quarantine_share(matrix, gates, wall_ns),
         clean_failure_share(matrix, gates, wall_ns),
     ]
-    return [stop for stop in found if stop is not None]
+    seen = [_joined_by(stop) for stop in released if stop.condition == 0]
+    return [
+        stop
+        for stop in found
+        if stop is not None and not (stop.condition == 0 and _joined_by(stop) in seen)
+    ]
+
+
+def _joined_by(stop: Stop) -> tuple[Value, ...]:
+    """What a stop by a share speaks of: which share, how many runs, what limit."""
+    return tuple(stop.numbers.get(name) for name in ("what", "count", "limit"))
 
 
 def condition_1(facts: RunFacts, wall_ns: int) -> Stop | None:
@@ -243,6 +260,7 @@ def _share(what: str, count: int, matrix: MatrixFacts, limit: float, wall_ns: in
     basis = "measured" if matrix.finished else "planned"
     reason = f"{count} of {of} {basis} runs {what}, more than {limit:.0%}"
     numbers: dict[str, Value] = {
+        "what": what,
         "count": count,
         "measured": matrix.measured,
         "planned": matrix.planned,

@@ -140,6 +140,10 @@ class Store:
         sync_folder(target)
         sync_folder(self.folder)
 
+    def released_stops(self) -> list[Stop]:
+        """Return the stops that reviews have released, the first one first."""
+        return [_read(path, Stop) for path in sorted((self.folder / "stops").glob("*.json"))]
+
     def controller(self) -> ControllerRecord | None:
         """Return ``controller.json``, or None before the first controller."""
         path = self.folder / "controller.json"
