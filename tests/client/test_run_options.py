@@ -78,7 +78,7 @@ def options_of(flags: list[str]) -> Any:
         ({"base_url": "http://h\ufe47"}, "host, port or path cannot be used"),
         ({"base_url": "http://" + "a" * 70}, "host, port or path cannot be used"),
         ({"protocol": "none"}, "a run needs a protocol"),
-        ({"max_concurrency": 10**9}, "--max-concurrency 1000000000 is over 65536"),
+        ({"max_concurrency": 10**9}, "--max-concurrency 1000000000 is over 64512"),
         ({"num_profile_windows": 10**9}, "--num-profile-windows 1000000000 is over 65536"),
         ({"warmup_seconds": 1e300}, "--warmup-seconds 1e+300 is over 1e+07"),
         ({"time_scale": 1e-300}, "a clean segment would last less than a nanosecond"),

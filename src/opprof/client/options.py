@@ -13,13 +13,13 @@ from opprof.client.saturation import DerivedRate
 from opprof.client.schedule import burst_size
 from opprof.errors import InputError
 from opprof.protocol import Protocol
+from opprof.protocol.base import CONCURRENCY_MAX, PARTS_MAX
 from opprof.rules.durations import scaled_ns, seconds_to_ns
 
 _EXTRA_CALLS = 1
 """The profiler writes its trace in the call after its last active step."""
 _SECONDS_MAX = 1e7
-_COUNT_MAX = 65_536
-"""Beyond these a value is a slip of the keyboard: over 100 days, over what any server takes."""
+"""Beyond it a value is a slip of the keyboard: over 100 days."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,19 @@ def check_options(options: RunOptions) -> None:
             raise InputError(f"{flag} {value:g} must be a positive number")
         if value > _SECONDS_MAX:
             raise InputError(f"{flag} {value:g} is over {_SECONDS_MAX:g}")
+    segments_min = 0 if _unmeasured(options) else 1
     counts = {
-        "--max-concurrency": (options.max_concurrency, 1),
-        "--num-clean-segments": (options.num_clean_segments, 0 if _unmeasured(options) else 1),
-        "--num-profile-windows": (options.num_profile_windows, 0),
-        "--profile-warmup-iterations": (options.profile_warmup_iterations, 0),
-        "--profile-active-iterations": (options.profile_active_iterations, 1),
+        "--max-concurrency": (options.max_concurrency, 1, CONCURRENCY_MAX),
+        "--num-clean-segments": (options.num_clean_segments, segments_min, PARTS_MAX),
+        "--num-profile-windows": (options.num_profile_windows, 0, PARTS_MAX),
+        "--profile-warmup-iterations": (options.profile_warmup_iterations, 0, PARTS_MAX),
+        "--profile-active-iterations": (options.profile_active_iterations, 1, PARTS_MAX),
     }
-    for flag, (count, least) in counts.items():
+    for flag, (count, least, most) in counts.items():
         if count < least:
             raise InputError(f"{flag} {count} must be at least {least}")
-        if count > _COUNT_MAX:
-            raise InputError(f"{flag} {count} is over {_COUNT_MAX}")
+        if count > most:
+            raise InputError(f"{flag} {count} is over {most}")
     if options.temperature != 0:
         raise InputError("--temperature must be 0: output work is exact only for greedy decoding")
     if options.num_profile_windows and not options.profile_after_clean:

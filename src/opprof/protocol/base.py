@@ -7,6 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+CONCURRENCY_MAX = 65_535 - 1_023
+"""Ports of one address that a process without privileges may have."""
+PARTS_MAX = 65_536
+"""Segments, windows and iterations of one run."""
 _WEEK_S = 7 * 86_400
 _CLOCK = "times are whole nanoseconds, and nothing of a run lasts longer than a week"
 _SIZE = "a million is beyond any run"
@@ -27,6 +31,8 @@ Factor = Annotated[float, Meta(ge=1, le=1e6, description=_RATIO)]
 FitNumber = Annotated[float, Meta(ge=1e-12, le=1e12, description=_FIT)]
 CountInt = Annotated[int, Meta(ge=0, le=1_000_000, description=_SIZE)]
 PositiveInt = Annotated[int, Meta(ge=1, le=1_000_000, description=_SIZE)]
+Parts = Annotated[int, Meta(ge=1, le=PARTS_MAX, description="no run has more of them")]
+PartsOrZero = Annotated[int, Meta(ge=0, le=PARTS_MAX, description="no run has more of them")]
 TokensOrZero = Annotated[int, Meta(ge=0, lt=1 << 31, description=_TOKENS)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 31, description=_TOKENS)]
 Draws = Annotated[

@@ -15,6 +15,7 @@ from opprof.protocol.base import (
     Hours,
     Large,
     LargeOrZero,
+    Parts,
     PositiveInt,
     Ratio,
     Seconds,
@@ -53,7 +54,7 @@ class Colocation(Table, frozen=True):
     top_families: PositiveInt
     throughput_error_max: Ratio
     share_error_max: Fraction
-    profile_windows: PositiveInt | None = None
+    profile_windows: Parts | None = None
     """Windows of a target's moderate run; they are no cells of the matrix."""
 
 

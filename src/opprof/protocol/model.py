@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from opprof.protocol.base import (
+    CONCURRENCY_MAX,
     CountInt,
     Date,
     Draws,
@@ -27,6 +28,8 @@ from opprof.protocol.base import (
     Large,
     Milliseconds,
     MillisecondsOrNone,
+    Parts,
+    PartsOrZero,
     PositiveInt,
     PositiveRatio,
     Ratio,
@@ -103,7 +106,7 @@ Concurrency = Annotated[
     int,
     Meta(
         ge=1,
-        le=65_535 - 1_023,
+        le=CONCURRENCY_MAX,
         description="each is a connection of one client to one server, with a port and a file",
     ),
 ]
@@ -154,7 +157,7 @@ class Workload(Table, frozen=True):
     num_requests: Requests
     max_common_prefix_tokens: TokensOrZero
     temperature: Annotated[
-        float, Meta(ge=0, le=2, description="completion servers take temperatures from 0 to 2")
+        float, Meta(ge=0, le=0, description="output work is exact only for greedy decoding")
     ]
     ignore_eos: bool
 
@@ -222,8 +225,8 @@ class TimelinePlan(Table, frozen=True):
 
     warmup_s: SecondsOrZero
     clean_segment_s: Seconds
-    clean_segments: PositiveInt
-    profile_windows: CountInt
+    clean_segments: Parts
+    profile_windows: PartsOrZero
     recovery_s: SecondsOrZero
     profile_window_fallback_s: Seconds
 
@@ -236,9 +239,9 @@ class TimelinePlan(Table, frozen=True):
 class Layer2(Table, frozen=True):
     """The profiler's frozen schedule and the join's margin."""
 
-    wait_iterations: CountInt
-    warmup_iterations: CountInt
-    active_iterations: PositiveInt
+    wait_iterations: PartsOrZero
+    warmup_iterations: PartsOrZero
+    active_iterations: Parts
     join_margin_min: Factor
     kernel_early_max_ms: MillisecondsOrNone
     kernel_horizon_s: Seconds
