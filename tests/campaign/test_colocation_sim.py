@@ -32,7 +32,7 @@ backgrounds_eight = ["P09"]
 backgrounds_four = []
 top_families = 3
 throughput_error_max = {limit}
-share_error_max = {limit}
+share_error_max = {share}
 
 [placement]"""
 TARGETS = [
@@ -53,7 +53,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr(campaign_small, "SOURCE", source)
 
     def made(judge: Callable[[Site], None], limit: float) -> None:
-        source.write_text(text.replace("[placement]", TABLE.format(limit=limit), 1))
+        source.write_text(
+            text.replace("[placement]", TABLE.format(limit=limit, share=min(1.0, limit)), 1)
+        )
 
         def check(scale: float, folder: Path) -> None:
             with ended(Site(folder, scale=scale)) as site:
