@@ -129,9 +129,10 @@ def test_closed_limits_stop_the_campaign_before_its_matrix(play: Play) -> None:
 def check_closed_limits(site: Site) -> None:
     site.start("--gpus", "0,1")
     site.wait_end()
+    assert (site.out / GATE).is_file(), site.log()
     gate = read_gate(site.out / GATE)
     assert (gate.outcome, gate.authorised_width) == ("stop", 1)
-    assert gate.regimes[0].outcome == "fail"
+    assert [regime.outcome for regime in gate.regimes][:1] == ["fail"], site.log()
     stop = site.store.stop()
     assert stop is not None
     assert stop.condition == 0 and "no smaller regime is authorised" in stop.reason

@@ -145,6 +145,7 @@ def test_a_slow_drain_is_quarantined(
         server = mock("--step-ms", f"{1000 * scale:g}", "--slots", "3")
         folder, requests = run / "client", manifest(output=40)
         done = client(run_flags(requests, server.url, folder, **CLEAN_ONLY, time_scale=scale))
+        assert (folder / "result.json").is_file(), done.stdout + done.stderr
         result = result_of(folder)
         assert result["drain_quarantined"], done.stdout
         assert result["accepted"] and done.returncode == 0

@@ -270,6 +270,7 @@ def test_the_real_client_runs_against_it_and_the_analysis_reads_the_run(tmp_path
             assert process.wait(300) == 0
         assert report.result is not None and report.result.simulated
         assert report.result.metrics["clean"]["failed"] == 0
+        assert (run / "raw").is_dir(), report.result.reasons
         (run / "traces").mkdir(exist_ok=True)
         for trace in (run / "raw").iterdir():
             trace.rename(run / "traces" / "window0-rank0.pt.trace.json.gz")
