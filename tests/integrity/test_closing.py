@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from campaign_builder import RUN, build
 
+from opprof.cli import main
 from opprof.integrity import closing
 from opprof.integrity.verify import verify
 
@@ -88,7 +89,19 @@ def test_a_decision_made_again_is_recorded_and_nothing_else(left: Path) -> None:
     (left / "decision.json").write_bytes(b"{}")
     (left / "decision.md").write_bytes(b"# new")
     (left / "ledger.jsonl").write_bytes(b"")
-    closing.record_again(left, [left / "decision.md", left / "decision.json"])
+    (left / "page.html").write_bytes(b"<p>")
+    closing.record_again(left, [left / "decision.md", left / "decision.json", left / "page.html"])
+    closing.record_again(left.parent, [left.parent / "decision.json"])
     assert told(left) == {"ledger.jsonl"}
     (left / "decision.md").write_bytes(b"# other")
     assert told(left) == {"ledger.jsonl", "decision.md"}
+
+
+def test_a_page_made_again_in_its_place_is_recorded(left: Path) -> None:
+    page = left / "report.html"
+    page.write_bytes(b"<p>an older one")
+    closing.close(left, wall_ns=5)
+    with pytest.raises(SystemExit):
+        main(["report", str(left / "runs"), "--out", str(page)])
+    assert page.stat().st_size > 100
+    assert told(left) == set()

@@ -80,10 +80,10 @@ def decide(
         from opprof.report.decided import write_decided
 
         written.append(write_decided(decided.decision, decided.runs, protocol, out))
-    if out is not None and out == campaign:
+    if out is not None:
         from opprof.integrity.closing import record_again
 
-        record_again(campaign, written)
+        record_again(out, written)
     if as_json:
         print_json(decided.decision)
     else:

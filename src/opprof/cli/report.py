@@ -54,6 +54,7 @@ def report(
     judging the runs is the work of 'opprof analyze'.
     """
     from opprof.analysis.bound import protocol_for
+    from opprof.integrity.closing import record_again
     from opprof.report.load import load_report
     from opprof.report.render import require_extra, write_report
 
@@ -67,6 +68,7 @@ def report(
 
     page = load_report(paths, protocol, analyse, title=title, mapping=mapping)
     written = write_report(page, out)
+    record_again(out.parent, [out])
     runs = [run.identity.name for run in page.runs]
     invalid = [run.identity.name for run in page.runs if run.invalid]
     if as_json:

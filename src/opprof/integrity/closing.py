@@ -69,7 +69,11 @@ def reopen(campaign: Path) -> None:
 
 
 def record_again(campaign: Path, written: Collection[Path]) -> None:
-    """Put files that were made anew into the record; nothing where none is.
+    """Put a decision or page that was made anew into the record; nothing where none is.
+
+    Args:
+        campaign: a folder; one that is no ended campaign has no record.
+        written: files of that folder; a name that is no campaign's is left out.
 
     Raises:
         StateConflict: the record is unreadable.
@@ -77,13 +81,13 @@ def record_again(campaign: Path, written: Collection[Path]) -> None:
         EnvironmentFailure: the record cannot be written.
     """
     path = campaign / FOLDER / NAME
-    if not path.is_file():
+    made = [place for place in written if place.name in _LATER]
+    if not made or not path.is_file():
         return
     record = read_folder_record(path)
     files = {item.path: item for item in record.files}
-    for place in written:
-        name = place.relative_to(campaign).as_posix()
-        files[name] = FileHash(name, *hash_plain(place))
+    for place in made:
+        files[place.name] = FileHash(place.name, *hash_plain(place))
     grown = msgspec.structs.replace(record, files=sorted(files.values(), key=lambda f: f.path))
     write_atomic(path, pretty(grown), mode=MODE)
 
