@@ -76,7 +76,12 @@ def make_campaign(identity: str = "test-ray") -> Campaign:
 
 
 def make_spec(
-    folder: Path, host: str, *launch: str, run: str = "P01-C00-moderate", number: int = 1
+    folder: Path,
+    host: str,
+    *launch: str,
+    run: str = "P01-C00-moderate",
+    number: int = 1,
+    background: bool = False,
 ) -> AttemptSpec:
     """An attempt in the campaign folder ``folder`` that does what ``launch`` says."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -110,6 +115,7 @@ def make_spec(
         expected_s=1.0,
         unrepresentative_before=0,
         redacted={str(folder / "private"): "${PRIVATE}"},
+        background=background,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,6 +54,13 @@ class LocalNode:
         """Lose the node: SIGKILL to the raylet and to the command that would clean up after it."""
         os.kill(self.raylet(), signal.SIGKILL)
         self.process.kill()
+        self.process.wait(_STOP_S)
+
+    def kill_whole(self) -> None:
+        """Lose the node with all that Ray runs on it; what has left its processes lives on."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait(_STOP_S)
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome
 from opprof.campaign.processes import (
     ATTEMPT_VARIABLE,
     CAMPAIGN_VARIABLE,
@@ -22,7 +22,9 @@ from opprof.errors import EnvironmentFailure
 ENTRY = "ray_standin:run"
 
 
-async def run(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+async def run(
+    spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None = None
+) -> Outcome:
     """Write what the node is, start a child, then do as the words say; end the child."""
     folder = Path(spec.folder)
     folder.mkdir(parents=True)
@@ -53,6 +55,8 @@ async def run(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
     try:
         await journal.phase("serving")
         await _obey(spec, folder, journal)
+        if meeting is not None:
+            await _meet(spec, folder, meeting)
         await journal.phase("draining", "as told")
     except asyncio.CancelledError:
         (folder / "cancelled").write_text(str(halt.now))
@@ -80,6 +84,23 @@ async def _obey(spec: AttemptSpec, folder: Path, journal: Journal) -> None:
         text = [Path(spec.protocol).read_text(), Path(spec.manifest).read_text()]
         text += [Path(spec.saturation or "").read_text()]
         (folder / "inputs.txt").write_text("".join(text))
+
+
+async def _meet(spec: AttemptSpec, folder: Path, meeting: Meeting) -> None:
+    """Load as a run of a round does; note when."""
+
+    def note(what: str) -> None:
+        with (folder / "round.txt").open("a") as stream:
+            stream.write(f"{time.monotonic_ns()} {what}\n")
+
+    await meeting.may_load(spec.run)
+    note("begins")
+    if spec.background:
+        await asyncio.sleep(0.2)
+        await meeting.loads(spec.run)
+        await meeting.until_over()
+    note("ends")
+    await meeting.leave(spec.run)
 
 
 def _facts(spec: AttemptSpec) -> str:

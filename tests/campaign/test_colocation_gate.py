@@ -29,6 +29,7 @@ from opprof.campaign.colocation_gate import (
     decide_colocation,
     top_families,
 )
+from opprof.campaign.naming import round_of
 from opprof.errors import InputError, StateConflict
 from opprof.protocol.model import ProtocolFile
 
@@ -452,3 +453,30 @@ def test_eight_is_authorised_exactly_when_every_difference_is_below_its_limit(
         abs(Fraction(repr(here[name])) - Fraction(repr(SHARES[name]))) < limit for name in here
     )
     assert (gate.outcome == "eight") == close
+
+
+def test_a_gate_of_other_gpus_of_the_host_authorises_nothing() -> None:
+    gate = decide(facts("solo"), facts("eight"))
+    place = host()
+    swapped = [
+        msgspec.structs.replace(place.gpus[3], uuid="GPU-new") if g.index == 3 else g
+        for g in place.gpus
+    ]
+    other = msgspec.structs.replace(place, gpus=swapped)
+    with pytest.raises(StateConflict, match="another set of GPUs"):
+        authorised_width(gate, phase3(), binding(host=other))
+
+
+def test_every_host_has_its_own_names_and_folders() -> None:
+    every = [
+        each
+        for name in ("dash0", "dash1")
+        for both in rounds(phase3(), host(name), "eight", PACE, port_base=0)
+        for each in (both.target, *both.backgrounds)
+    ]
+    assert len({each.run for each in every}) == len({each.folder for each in every}) == 2 * 2 * 8
+    assert {round_of(each.run) for each in every} == {
+        (f"eight-{load}", name)
+        for load in ("saturation", "moderate")
+        for name in ("dash0", "dash1")
+    }

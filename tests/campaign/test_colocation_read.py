@@ -13,7 +13,8 @@ from opprof.artifacts.common import Provenance, RunIdentity, SanityBlock
 from opprof.artifacts.kernels import AttentionSplit, FamilyTime, Kernels, Window
 from opprof.artifacts.run import Interval, Result, Timeline
 from opprof.campaign.colocation import Round, rounds
-from opprof.campaign.colocation_read import GATE, CheckedPlace, gate_of, read_gate, write_gate
+from opprof.campaign.colocation_read import CheckedPlace, gate_of, read_gates, write_gate
+from opprof.campaign.naming import gate_file
 from opprof.errors import InputError, SchemaError
 from opprof.files import sha256_file, write_atomic
 from opprof.protocol import load_protocol
@@ -164,7 +165,7 @@ def test_two_regimes_on_disk_become_a_gate(tmp_path: Path) -> None:
     for path, sha in gate.inputs.items():
         assert sha256_file(campaign / path) == sha
     path = write_gate(campaign, gate)
-    assert path == campaign / GATE and read_gate(path) == gate
+    assert path == campaign / gate_file("dash0") and read_gates(campaign) == {"dash0": gate}
 
 
 def test_a_background_that_left_early_is_seen(tmp_path: Path) -> None:

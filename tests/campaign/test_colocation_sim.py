@@ -6,6 +6,7 @@ stand open (or closed); the order, the backgrounds, the gate and its ledger are 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from test_campaign_sim import SCALES, Site, ended
 
 from opprof.artifacts.run import Timeline
-from opprof.campaign.colocation_read import GATE, read_gate
+from opprof.campaign.colocation_read import read_gates
 from opprof.campaign.ledger import ledger_problems, open_reservations
 from opprof.campaign.ledger_file import NAME, read_ledger
 from opprof.campaign.store import CRASH_VARIABLE
@@ -35,8 +36,9 @@ throughput_error_max = {limit}
 share_error_max = {share}
 
 [placement]"""
+HOST = os.uname().nodename
 TARGETS = [
-    f"{regime}-{load}-P01-C00-{load}-colocation"
+    f"{regime}-{load}-P01-C00-{load}-colocation@{HOST}"
     for regime in ("solo", "eight")
     for load in ("saturation", "moderate")
 ]
@@ -75,7 +77,7 @@ def test_open_limits_authorise_two_cells_at_once_even_after_a_crash_in_a_round(p
 
 
 def check_open_limits(site: Site) -> None:
-    point = "eight-moderate-P01-C00-moderate-colocation:loading.after"
+    point = f"{TARGETS[3]}:loading.after"
     site.start("--gpus", "0,1", env={CRASH_VARIABLE: point})
     site.wait_end()
     assert controller_state(site.out)[0] == "dead"
@@ -84,18 +86,23 @@ def check_open_limits(site: Site) -> None:
     site.wait_end()
     assert controller_state(site.out)[0] == "finished", site.log()
 
-    gate = read_gate(site.out / GATE)
+    gate = read_gates(site.out)[HOST]
     assert (gate.outcome, gate.authorised_width, gate.simulated) == ("eight", 2, True)
+    assert (gate.gpus, gate.gpu_uuids) == ([0, 1], ["", ""])
+    assert (
+        f"host {HOST} (GPU 0,1): 2 of its GPU slots at once"
+        in site.opprof("status", str(site.out)).stdout
+    )
     for path, sha in gate.inputs.items():
         assert sha256_file(site.out / path) == sha
     # Complete rounds were not made again; the broken one was, as a whole.
     assert {name: site.store.run(name).attempts for name in TARGETS[:3]} == before
-    for name in (TARGETS[3], "eight-moderate-P09-C00-saturation-colocation"):
+    for name in (TARGETS[3], f"eight-moderate-P09-C00-saturation-colocation@{HOST}"):
         phases = [attempt.phase for attempt in site.store.run(name).attempts]
         assert phases == ["interrupted", "complete"], name
 
     for load in ("saturation", "moderate"):
-        folder = f"colocation/eight-{load}"
+        folder = f"colocation/{HOST}/eight-{load}"
         target = timeline(site, f"{folder}/P01-C00-{load}-colocation").intervals
         background = timeline(site, f"{folder}/P09-C00-saturation-colocation").intervals
         assert [each.kind for each in background] == ["warmup", "drain"]
@@ -129,8 +136,9 @@ def test_closed_limits_stop_the_campaign_before_its_matrix(play: Play) -> None:
 def check_closed_limits(site: Site) -> None:
     site.start("--gpus", "0,1")
     site.wait_end()
-    assert (site.out / GATE).is_file(), site.log()
-    gate = read_gate(site.out / GATE)
+    gates = read_gates(site.out)
+    assert list(gates) == [HOST], site.log()
+    gate = gates[HOST]
     assert (gate.outcome, gate.authorised_width) == ("stop", 1)
     assert [regime.outcome for regime in gate.regimes][:1] == ["fail"], site.log()
     stop = site.store.stop()

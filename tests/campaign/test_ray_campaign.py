@@ -83,9 +83,9 @@ class Site:
         assert done.returncode == code, done.stdout + done.stderr + self.log()
         return done.stdout + done.stderr
 
-    def start(self, code: int = 0) -> str:
+    def start(self, *clock: str, code: int = 0) -> str:
         command = ["start", str(self.sources / "small.toml"), "--out", str(self.out)]
-        command += ["--engine", "sim", "--virtual", "--var", "MODEL=tiny"]
+        command += ["--engine", "sim", *(clock or ["--virtual"]), "--var", "MODEL=tiny"]
         command += ["--private", str(self.sources / "private"), "--no-cpu-masks"]
         return self.opprof(*command, *self.flags, code=code)
 
@@ -225,29 +225,54 @@ def of_cell(hashes: dict[str, str], cell: str) -> dict[str, str]:
     return found
 
 
-def test_a_killed_controller_is_resumed_over_ray(
-    cluster: LocalCluster, sources: Path, local: Site, tmp_path: Path
+def test_head_node_and_controller_die_together_and_a_new_cluster_goes_on(
+    sources: Path, local: Site, tmp_path: Path
 ) -> None:
-    site = Site(sources, tmp_path / "campaign", *on_ray(cluster, "--ray-ship", "--only", "P01/C00"))
-    site.start()
     run = "P01-C00-saturation"
-    store = Store(site.out, wall_ns=time.time_ns)
-    site.wait(lambda: store.run(run).state == "loading")
-    controller = store.controller()
-    assert controller is not None
-    assert ProcessTable().send(controller.process, signal.SIGKILL)
-    site.wait_end()
-    site.wait(lambda: not site.left())
-    site.opprof("resume", str(site.out))
-    site.wait_end()
-    assert {each.state for each in site.runs} == {"complete"}, site.log()
-    burnin, saturation, moderate = site.runs
-    assert [len(each.attempts) for each in (burnin, saturation, moderate)] == [1, 2, 1]
-    first = saturation.attempts[0]
-    assert (first.phase, first.fault) == ("interrupted", "interrupted")
+    with local_cluster() as first:
+        head = first.add("alpha", slots=0)
+        beta = first.add("beta")
+        flags = on_ray(first, "--ray-ship", "--only", "P01/C00")
+        site = Site(sources, tmp_path / "campaign", *flags)
+        site.start()
+        store = Store(site.out, wall_ns=time.time_ns)
+        site.wait(lambda: store.run(run).state == "loading")
+        last, controller = site.last(store.run(run)), store.controller()
+        assert controller is not None
+        (worker,) = [each for each in last.processes if each.role == "worker"]
+        # It cannot end what it started: server and client become orphans of a lost node.
+        assert ProcessTable().send(worker, signal.SIGSTOP)
+        head.kill_whole()
+        assert ProcessTable().send(controller.process, signal.SIGKILL)
+        beta.kill_whole()
+        site.wait_end()
+    # The client ends by itself sooner or later; these two never would.
+    orphans = {each.pid for each in last.processes if each.role in ("worker", "server")}
+    killed_ns = time.time_ns()
+    assert len(orphans) == 2 and orphans <= set(site.left())
+    assert f"no Ray cluster answers at {first.address}" in site.opprof(
+        "resume", str(site.out), code=1
+    )
+    with local_cluster() as second:
+        # The node that was lost comes back, in a cluster that was started anew.
+        second.add("beta")
+        site.opprof("resume", str(site.out), "--ray-address", second.address)
+        site.wait(lambda: store.run(run).state == "complete" or not is_locked(site.out))
+        # The moderate run is nothing new.
+        site.opprof("stop", "--now", str(site.out))
+    burnin, saturation, _ = site.runs
+    assert [each.state for each in (burnin, saturation)] == ["complete", "complete"], site.log()
+    assert [len(each.attempts) for each in (burnin, saturation)] == [1, 2]
+    one = saturation.attempts[0]
+    assert (one.phase, one.fault) == ("interrupted", "interrupted")
+    ended = [line for line in site.log().splitlines() if "ended pid" in line]
+    assert all(f"ended pid {pid} " in " ".join(ended) for pid in orphans)
+    assert site.log().index(ended[-1]) < site.log().index(f"{run}: attempt 2 begins")
+    # They held their slot until then, and the ledger says so.
+    assert one.gpu_seconds >= (killed_ns - one.transitions[0].wall_ns) / 1e9
     # What the node held when its controller died was brought home by the next one.
     assert (site.out / "attempts" / f"{run}.1" / "server.log").is_file()
-    assert of_cell(digest(site.out), "P01-C00-") == of_cell(digest(local.out), "P01-C00-")
+    assert of_cell(digest(site.out), f"{run}/") == of_cell(digest(local.out), f"{run}/")
     assert not site.left()
 
 

@@ -28,6 +28,7 @@ from ray_standin import run as run_standin
 
 from opprof.artifacts.campaign import Attempt, RunRecord
 from opprof.campaign.attempt import Halt, Outcome, PlaceLost
+from opprof.campaign.meeting import RoundMeeting
 from opprof.campaign.store import pretty
 from opprof.code_hash import code_sha256
 from opprof.errors import EnvironmentFailure
@@ -222,6 +223,48 @@ def test_slots_are_held_and_real_gpus_are_those_that_ray_gave(
         del cluster.nodes[node.name]
 
 
+def test_a_round_meets_at_the_controller(cluster: LocalCluster, tmp_path: Path) -> None:
+    specs = [
+        make_spec(tmp_path, "beta", run="target"),
+        make_spec(tmp_path, "beta", run="beside", background=True),
+    ]
+
+    async def once() -> list[Outcome]:
+        meeting = RoundMeeting("target", ["beside"])
+        async with executor_on(cluster, tmp_path, ship=True) as executor:
+            return await asyncio.gather(
+                *(executor.execute(each, Notes(), Halt(), meeting) for each in specs)
+            )
+
+    assert [outcome.reason for outcome in asyncio.run(once())] == ["", ""]
+    target, beside = (
+        [line.split() for line in (Path(spec.folder) / "round.txt").read_text().splitlines()]
+        for spec in specs
+    )
+    assert int(beside[0][0]) + 200_000_000 <= int(target[0][0])
+    assert int(target[1][0]) <= int(beside[1][0])
+
+
+def test_a_dead_background_breaks_its_round_off(cluster: LocalCluster, tmp_path: Path) -> None:
+    target = make_spec(tmp_path, "beta", run="target")
+    beside = make_spec(tmp_path, "beta", "hold", run="beside", background=True)
+
+    async def once() -> Outcome:
+        meeting, notes = RoundMeeting("target", ["beside"]), Notes()
+        async with executor_on(cluster, tmp_path, ship=True) as executor:
+            first = asyncio.create_task(executor.execute(target, Notes(), Halt(), meeting))
+            second = asyncio.create_task(executor.execute(beside, notes, Halt(), meeting))
+            while "phase loading" not in notes.lines:
+                await asyncio.sleep(0.05)
+            os.kill(notes.of("worker").pid, signal.SIGKILL)
+            with pytest.raises(EnvironmentFailure, match="the background beside broke off"):
+                await first
+            return await second
+
+    assert asyncio.run(once()).fault == "infrastructure"
+    assert not marked(tmp_path)
+
+
 def is_bridge(pid: int) -> bool:
     return b"ray::Bridge" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -288,7 +331,8 @@ def test_a_killed_controller_leaves_no_process_and_its_successor_brings_files_ho
             return (await executor.clean_up(f"test-{tmp_path.name}")).lines
 
     lines = asyncio.run(resume())
-    assert f"beta: brought home attempt {spec.run}.1" in lines
+    # Both nodes are one machine, and what lies there is the machine's.
+    assert [line for line in lines if line.endswith(f": brought home attempt {spec.run}.1")]
     assert (Path(spec.folder) / "cancelled").read_text() == "True"
     assert not list((cluster.folder / "scratch").iterdir())
 

@@ -24,8 +24,10 @@ def _json(*arguments: str) -> CampaignPlan:
 
 def test_the_full_matrix_has_the_specifications_numbers() -> None:
     plan = _json("phase3", "--host-file", "dash0")
-    assert (plan.cells, plan.measured_runs, plan.burnins, plan.width) == (24, 52, 5, 8)
-    assert (plan.gpu_hours_max, plan.prior_gpu_hours, plan.needs_gate) == (16.0, 3.964, True)
+    assert (plan.cells, plan.measured_runs, plan.burnins) == (24, 52, 5)
+    assert (plan.gpu_hours_max, plan.prior_gpu_hours) == (16.0, 3.964)
+    (host,) = plan.hosts
+    assert (plan.widths, plan.needs_gate) == ({host: 8}, [host])
     assert [len(wave.lanes) for wave in plan.waves] == [5, 8, 8, 7, 1, 4]
     expected, shortest, whole, again = plan.outlooks
     assert 7.3 < expected.gpu_hours < 7.6
@@ -46,7 +48,7 @@ def test_the_text_fits_a_terminal() -> None:
 
 def test_serial_needs_no_gate_and_takes_the_serial_hours() -> None:
     plan = _json("phase3", "--serial", "--only", "P10/C00-TP2")
-    assert (plan.width, plan.needs_gate, plan.colocation) == (1, False, [])
+    assert (list(plan.widths.values()), plan.needs_gate, plan.colocation) == ([1], [], [])
     assert plan.waves[-1].lanes[0].slot.gpus == [0, 1]
     whole = _json("phase3", "--serial")
     assert whole.outlooks[0].wall_hours == pytest.approx(7.123, abs=1e-3)
@@ -56,10 +58,10 @@ def test_a_small_campaign_and_a_smaller_host() -> None:
     plan = _json(
         "phase3", "--only", "P01/C00", "--only", "P03", "--gpus", "0-3", "--time-scale", "0.1"
     )
-    assert (plan.cells, plan.width) == (5, 4)
+    assert (plan.cells, list(plan.widths.values())) == (5, [4])
     assert {row.regime for row in plan.colocation} == {"solo", "four"}
     two = _json("phase3", "--only", "P01", "--gpus", "4,5")
-    assert (two.width, two.needs_gate, two.colocation) == (1, True, [])
+    assert (list(two.widths.values()), two.needs_gate, two.colocation) == ([1], two.hosts, [])
 
 
 def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:

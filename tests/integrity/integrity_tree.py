@@ -25,7 +25,7 @@ JSON_FILES = (
     "stop.json",
     "decision.json",
     "state/P01-C00-saturation.json",
-    "colocation/gate.json",
+    "colocation/dash0/gate.json",
     "provenance/provenance.json",
     "provenance/launch/C00.json",
     "provenance/runs/P01-C00-saturation.json",

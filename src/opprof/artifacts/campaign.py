@@ -1,7 +1,7 @@
 """A campaign directory: what was started, where every run stands, what it cost (A-P3-1 to -4).
 
 Format history
-    schema 1    first. Added since: an attempt's ``sanity``.
+    schema 1    first. Added since: an attempt's ``sanity``, the controller's ``hosts``.
 
 ``<campaign>/campaign.json`` is immutable; ``state/<run>.json`` holds one :class:`RunRecord` a
 planned run and is replaced whole (write, fsync, rename); ``ledger.jsonl`` grows by one
@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from opprof.artifacts.common import Gate, SanityBlock, Sha256
+from opprof.artifacts.environment import Topology
 from opprof.artifacts.run import LoadPoint, Role
 
 SCHEMA = 1
@@ -201,6 +202,17 @@ class Charge(Struct, frozen=True, forbid_unknown_fields=True):
     """GPU time that no GPU spent; a ledger is wholly simulated or not at all."""
 
 
+class HostUse(Struct, frozen=True, forbid_unknown_fields=True):
+    """A host as this life of the controller uses it."""
+
+    topology: Topology
+    """With the GPUs that the campaign may use there."""
+    width: Annotated[int, Meta(ge=1)] | None
+    """GPU slots used at once; null while its co-location check has not authorised any width."""
+    lost: bool = False
+    """Gone since; no run goes there any more in this life."""
+
+
 class ControllerRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """``controller.json``: who owns the campaign now."""
 
@@ -213,6 +225,8 @@ class ControllerRecord(Struct, frozen=True, forbid_unknown_fields=True):
     resumed: Count
     """How often the campaign was resumed before."""
     message: str = ""
+    hosts: list[HostUse] = []
+    """Empty before the hosts were asked."""
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):

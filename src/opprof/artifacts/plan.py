@@ -3,8 +3,8 @@
 Format history
     schema 1    first.
 
-``opprof campaign plan --json`` prints a :class:`CampaignPlan`; ``<campaign>/colocation/gate.json``
-is a :class:`ColocationGate`. Nothing in a plan is measured: its GPU-hours are a forecast.
+``opprof campaign plan --json`` prints a :class:`CampaignPlan`; ``colocation/<host>/gate.json`` of a
+campaign is a :class:`ColocationGate`. Nothing in a plan is measured: its GPU-hours are a forecast.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Outlook(Struct, frozen=True, forbid_unknown_fields=True):
 class ColocationRound(Struct, frozen=True, forbid_unknown_fields=True):
     """One target run of the co-location check with what runs beside it."""
 
+    host: str
     regime: Regime
     load_point: Literal["saturation", "moderate"]
     target: str
@@ -95,10 +96,10 @@ class CampaignPlan(Struct, frozen=True, forbid_unknown_fields=True):
     protocol_sha256: Sha256
     status: Literal["draft", "frozen"]
     hosts: list[str]
-    width: Annotated[int, Meta(ge=1)]
-    """GPU slots of a host used at once."""
-    needs_gate: bool
-    """Whether this width must be authorised by a co-location gate first."""
+    widths: dict[str, Annotated[int, Meta(ge=1)]]
+    """Host to the GPU slots of it that are used at once."""
+    needs_gate: list[str]
+    """Hosts whose width must be authorised by a co-location gate of their own first."""
     time_scale: float
     cells: Count
     measured_runs: Count
@@ -107,7 +108,7 @@ class CampaignPlan(Struct, frozen=True, forbid_unknown_fields=True):
     prior_gpu_hours: Hours
     waves: list[PlannedWave]
     colocation: list[ColocationRound]
-    """The check that authorises the width, fallback included; empty where none is needed."""
+    """The checks that are still to be made, host by host, fallback included."""
     outlooks: list[Outlook]
     blocked: dict[str, str]
     """Runs that cannot run on these hosts, with the reason."""
@@ -159,7 +160,7 @@ class RegimeVerdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ColocationGate(Struct, frozen=True, forbid_unknown_fields=True):
-    """``colocation/gate.json``: what the check found and the width that it authorises."""
+    """``colocation/<host>/gate.json``: what the check found there, and the width it authorises."""
 
     schema: Literal[1]
     outcome: Literal["eight", "four", "stop"]
@@ -169,8 +170,10 @@ class ColocationGate(Struct, frozen=True, forbid_unknown_fields=True):
     protocol_id: str
     protocol_sha256: Sha256
     host: str
+    gpus: list[int]
+    """Physical indices of the slots that the check used, in order; the target's first."""
     gpu_uuids: list[str]
-    """Of the slots that the check used, in order."""
+    """Theirs, in the same order; empty texts for slots that are no GPUs."""
     engine: EngineKind
     engine_version: str
     time_scale: Annotated[float, Meta(gt=0)]

@@ -205,8 +205,8 @@ class RunExecutor(Protocol):
     ) -> Outcome:
         """Run the attempt to its end.
 
-        ``meeting``: the round of the co-location check that it belongs to; only the local executor
-        is asked for one.
+        ``meeting``: the round of the co-location check that it belongs to; all runs of a round have
+        one host.
 
         Raises:
             PlaceLost: the host is gone; others may go on.

@@ -19,7 +19,14 @@ from opprof.artifacts.environment import Topology
 from opprof.campaign.binding import launches_of, manifest_hashes
 from opprof.campaign.executors.choose import check_executor
 from opprof.campaign.frozen import frozen_of
-from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
+from opprof.campaign.hosts import (
+    hosts_to_check,
+    is_free,
+    open_host,
+    place_of,
+    placed,
+    require_map,
+)
 from opprof.campaign.ledger import opening
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
@@ -188,10 +195,16 @@ def _campaign(
 
 
 def _patterns(request: Request, protocol: Protocol, host: Topology | None) -> list[str]:
-    """Return the patterns that need a manifest: of the runs, and of the co-location check."""
+    """Return the patterns that need a manifest: of the runs, and of the co-location check.
+
+    Hosts that are not known before the controller asks them may need the check.
+    """
     file, options = protocol.file, request.options
     found = {record.pattern for record in planned_runs(file, options.only)}
-    rule, hosts = file.colocation, [] if host is None else [host]
-    if rule is not None and needs_check(request.engine, options, file, hosts):
+    rule = file.colocation
+    checked = not options.serial and not is_free(request.engine, file)
+    if host is not None:
+        checked = bool(hosts_to_check(request.engine, options, file, [host]))
+    if rule is not None and checked:
         found |= {rule.pattern, *rule.backgrounds_eight, *rule.backgrounds_four}
     return sorted(found)

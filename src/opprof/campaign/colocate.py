@@ -1,22 +1,26 @@
-"""The co-location check as it runs (A-P3-1): solo, eight-way, after a failure four-way.
+"""The co-location check of one host as it runs (A-P3-1): solo, eight-way, after a failure four-way.
 
 Every regime has two rounds, calibration and moderate run. A round is one target and its
 backgrounds on fresh servers: all servers come up, the backgrounds load, the target's client starts
 when each of them has completed a request, and they are told to stop when it has ended. A round
 counts as a whole: its runs become complete together or none does; a round that was broken off is
 made anew, one that failed by its surroundings once more.
+
+A campaign on several hosts makes the check on each of them, at the same time: they share no GPU, no
+bus and no processor. Each check reserves its own rounds in the one ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from opprof.artifacts.campaign import RunRecord
 from opprof.artifacts.plan import ColocationGate, Regime
-from opprof.campaign.attempt import Outcome
+from opprof.campaign.attempt import Outcome, PlaceLost
 from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
 from opprof.campaign.colocation_read import CheckedPlace, gate_of, write_gate
 from opprof.campaign.frozen import frozen_of
@@ -25,7 +29,7 @@ from opprof.campaign.ledger import fits, reserve
 from opprof.campaign.meeting import RoundMeeting
 from opprof.campaign.reruns import may_rerun
 from opprof.campaign.store import Store
-from opprof.errors import EnvironmentFailure, InputError
+from opprof.errors import EnvironmentFailure, InputError, StateConflict
 from opprof.protocol import Protocol
 from opprof.protocol.model import Reruns
 
@@ -38,6 +42,9 @@ class Check:
     launcher: Launcher
     place: CheckedPlace
     port_base: int
+    """Port of the host's first slot."""
+    over: Callable[[], bool]
+    """Whether no further round may begin: a stop, also of another host's check, or a signal."""
 
     @property
     def protocol(self) -> Protocol:
@@ -49,11 +56,15 @@ class BudgetSpent(EnvironmentFailure):
     """A round would go over the GPU budget."""
 
 
-async def colocation_gate(check: Check) -> ColocationGate:
+async def colocation_gate(check: Check) -> ColocationGate | None:
     """Measure what is still to be measured and return the gate, which is on disk.
+
+    None where the campaign was stopped meanwhile; a resume goes on.
 
     Raises:
         BudgetSpent: a round would exceed the budget.
+        PlaceLost: the host was lost.
+        StateConflict: earlier rounds were made on other GPUs.
         asyncio.CancelledError, EnvironmentFailure: broken off; a resume goes on.
     """
     file, host = check.protocol.file, check.place.host
@@ -61,6 +72,8 @@ async def colocation_gate(check: Check) -> ColocationGate:
     gate: ColocationGate | None = None
     while (regime := next_regime(file, host, gate)) != "done":
         for each in rounds(file, host, regime, check.place.pace, port_base=check.port_base):
+            if check.over():
+                return None
             await _round(check, each)
         measured.append(regime)
         now = check.equipment.store.wall_ns()
@@ -68,7 +81,7 @@ async def colocation_gate(check: Check) -> ColocationGate:
             check.equipment.store.folder, check.protocol, measured, check.place, wall_ns=now
         )
         write_gate(check.equipment.store.folder, gate)
-        check.equipment.say(f"co-location, {regime}: {gate.reason}")
+        check.equipment.say(f"co-location on {host.host}, {regime}: {gate.reason}")
     if gate is None:
         raise InputError("the host holds no co-located regime of the protocol")
     return gate
@@ -79,10 +92,12 @@ async def _round(check: Check, each: Round) -> None:
     records = {
         run.run: _record(check.equipment.store, run, index) for index, run in enumerate(runs)
     }
+    _require_same_gpus(each, records)
     if _is_settled(list(records.values()), frozen_of(check.protocol.file).reruns):
         return
     _reserve(check, each, runs)
-    check.equipment.say(f"co-location, {each.regime} {each.load_point}: {len(runs)} servers")
+    where = f"{each.target.slot.host}, {each.regime} {each.load_point}"
+    check.equipment.say(f"co-location on {where}: {len(runs)} servers")
     meeting = RoundMeeting(each.target.run, [run.run for run in each.backgrounds])
     tasks = [
         asyncio.create_task(
@@ -92,6 +107,10 @@ async def _round(check: Check, each: Round) -> None:
     ]
     try:
         ended: list[tuple[RunRecord, Outcome]] = await asyncio.gather(*tasks)
+    except PlaceLost:
+        # All runs of a round have one host; each finds out by itself, and its record says so.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
     finally:
         for task in tasks:
             task.cancel()
@@ -106,6 +125,25 @@ async def _round(check: Check, each: Round) -> None:
         check.launcher.finish(record, outcome)
 
 
+def _require_same_gpus(each: Round, records: Mapping[str, RunRecord]) -> None:
+    """A host that has got other GPUs is not the one that was measured.
+
+    Raises:
+        StateConflict: a complete run of the round was made on others.
+    """
+    for run in (each.target, *each.backgrounds):
+        record = records[run.run]
+        slot = record.attempt.slot if record.attempt else None
+        if record.state != "complete" or slot is None:
+            continue
+        if (slot.gpus, slot.gpu_uuids) != (run.slot.gpus, run.slot.gpu_uuids):
+            raise StateConflict(
+                f"the co-location check of {slot.host} was made on GPU {slot.gpus[0]}"
+                f" {slot.gpu_uuids[0]}, which is {run.slot.gpus[0]} {run.slot.gpu_uuids[0]} now:"
+                " bring that machine back, or give this one another name to have it checked"
+            )
+
+
 def _is_settled(records: list[RunRecord], rule: Reruns) -> bool:
     """Whether a round is not made any more: complete, or failed for good."""
     if all(record.state == "complete" for record in records):
@@ -117,8 +155,9 @@ def _reserve(check: Check, each: Round, runs: list[ColocationRun]) -> None:
     budget = check.protocol.file.budget
     if not fits(check.equipment.ledger.balance, each.cost.reserved_gpu_s, budget):
         raise BudgetSpent(
-            f"the {each.regime} co-location round would reserve {each.cost.reserved_gpu_s:.0f}"
-            f" GPU-seconds beyond the budget of {budget.gpu_hours_max:g} GPU-hours"
+            f"the {each.regime} co-location round on {each.target.slot.host} would reserve"
+            f" {each.cost.reserved_gpu_s:.0f} GPU-seconds beyond the budget of"
+            f" {budget.gpu_hours_max:g} GPU-hours"
         )
     share = each.cost.reserved_gpu_s / len(runs)
     check.equipment.ledger.append(

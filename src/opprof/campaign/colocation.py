@@ -9,6 +9,10 @@ moderate target; only targets are profiled.
 
 The names ``eight`` and ``four`` are the protocol's; a protocol for a smaller host lists as many
 backgrounds as it has GPUs to spare.
+
+Everything here is about one host. What a check finds is a property of the machine that it was made
+on (buses, memory, clocks, cooling), so a campaign on many hosts makes it on each, and a gate
+authorises a width on its own host and GPUs only; no class of equal hosts is ever assumed.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from opprof.artifacts.environment import Topology
 from opprof.artifacts.plan import ColocationGate, Regime
 from opprof.artifacts.run import LoadPoint
 from opprof.campaign.costs import Pace, RunCost, config_row, cost_of, pattern_row
-from opprof.campaign.naming import colocation_folder, run_name
+from opprof.campaign.naming import colocation_folder, colocation_run, run_name
 from opprof.campaign.places import mask_of
 from opprof.errors import InputError, StateConflict
 from opprof.protocol.model import Colocation, ProtocolFile
@@ -162,10 +166,6 @@ class _Builder:
         drains_s = [pattern_row(self.protocol, name).drain_budget_s for name in names]
         return target.reserved_s + max(drains_s, default=0.0) * self.pace.time_scale
 
-    def _name(self, pattern: str, load_point: LoadPoint, round_load: LoadPoint) -> str:
-        base = run_name(pattern, self.rule.config, load_point, "colocation")
-        return f"{self.regime}-{round_load}-{base}"
-
     def _run(
         self, pattern: str, load_point: LoadPoint, round_load: LoadPoint, place: int
     ) -> ColocationRun:
@@ -173,8 +173,8 @@ class _Builder:
         gpu = self.host.gpus[place]
         moderate = load_point == "moderate"
         return ColocationRun(
-            run=self._name(pattern, load_point, round_load),
-            folder=colocation_folder(self.regime, round_load, base),
+            run=colocation_run(self.host.host, self.regime, round_load, base),
+            folder=colocation_folder(self.host.host, self.regime, round_load, base),
             pattern=pattern,
             config=self.rule.config,
             load_point=load_point,
@@ -268,11 +268,12 @@ def authorised_width(
 
 
 def _differences(gate: ColocationGate, binding: PlaceBinding) -> list[str]:
-    uuids = [gpu.uuid for gpu in binding.host.gpus]
+    here = binding.host.gpus[: len(gate.gpus)]
     pairs = {
         "protocol": gate.protocol_sha256 in binding.protocol_sha256s,
         "host": gate.host == binding.host.host,
-        "set of GPUs": gate.gpu_uuids == uuids[: len(gate.gpu_uuids)],
+        "set of GPUs": (gate.gpus, gate.gpu_uuids)
+        == ([gpu.index for gpu in here], [gpu.uuid for gpu in here]),
         "engine": gate.engine == binding.engine,
         "engine version": gate.engine_version == binding.engine_version,
         "time scale": gate.time_scale == binding.time_scale,

@@ -125,8 +125,8 @@ def decide_colocation(
         # Nothing is authorised by data that cannot be true ("Data sanity block contract").
         outcome, reason = "stop", f"red flag: {'; '.join(sanity.red_flags)}"
     width = 1 if outcome == "stop" else regime_width(rule, outcome)
-    uuids = [gpu.uuid for gpu in context.host.gpus]
     used = max((verdict.width for verdict in verdicts), default=1)
+    gpus = context.host.gpus[:used]
     return ColocationGate(
         schema=1,
         outcome=outcome,
@@ -135,7 +135,8 @@ def decide_colocation(
         protocol_id=protocol.id,
         protocol_sha256=context.protocol_sha256,
         host=context.host.host,
-        gpu_uuids=uuids[:used],
+        gpus=[gpu.index for gpu in gpus],
+        gpu_uuids=[gpu.uuid for gpu in gpus],
         engine=context.engine,
         engine_version=context.engine_version,
         time_scale=context.time_scale,

@@ -25,12 +25,12 @@ from opprof.campaign.colocation_gate import (
     decide_colocation,
 )
 from opprof.campaign.costs import Pace
+from opprof.campaign.naming import COLOCATION, GATE, gate_file
 from opprof.code_hash import code_sha256
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes, write_atomic
 from opprof.protocol.load import Protocol
 
-GATE = "colocation/gate.json"
 RESULT = "client/result.json"
 TIMELINE = "client/timeline.json"
 KERNELS = "analysis/kernels.json"
@@ -90,8 +90,8 @@ def gate_of(
 
 
 def write_gate(campaign: Path, gate: ColocationGate) -> Path:
-    """Write ``colocation/gate.json`` whole or not at all; return its path."""
-    path = campaign / GATE
+    """Write the gate of its host whole or not at all; return its path."""
+    path = campaign / gate_file(gate.host)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(gate), indent=1) + b"\n")
     return path
 
@@ -104,6 +104,16 @@ def read_gate(path: Path) -> ColocationGate:
         SchemaError: it does not fit its schema.
     """
     return _decode(read_bytes(path), path, ColocationGate)
+
+
+def read_gates(campaign: Path) -> dict[str, ColocationGate]:
+    """Return host to gate, of every host that has one.
+
+    Raises:
+        InputError, SchemaError: as :func:`read_gate`.
+    """
+    found = sorted((campaign / COLOCATION).glob(f"*/{GATE}"))
+    return {gate.host: gate for gate in map(read_gate, found)}
 
 
 class _Reader:

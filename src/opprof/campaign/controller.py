@@ -11,14 +11,21 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from opprof._version import __version__
 from opprof.adjudication.write import RESULT
-from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord, Slot, Stop
+from opprof.artifacts.campaign import (
+    Campaign,
+    ControllerRecord,
+    HostUse,
+    RunRecord,
+    Slot,
+    Stop,
+)
 from opprof.artifacts.environment import Topology
 from opprof.campaign import tally
 from opprof.campaign.attempt import PlaceLost
@@ -26,14 +33,14 @@ from opprof.campaign.colocate import BudgetSpent, Check, colocation_gate
 from opprof.campaign.colocation import PlaceBinding, authorised_width
 from opprof.campaign.colocation_read import CheckedPlace
 from opprof.campaign.frozen import applies
-from opprof.campaign.hosts import is_free, needs_check, placed, without_host
+from opprof.campaign.hosts import hosts_to_check, is_free, placed, without_host
 from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.naming import run_name
 from opprof.campaign.options import Options, options_of
 from opprof.campaign.stops import NAMES, joined, judge_matrix
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
-from opprof.errors import EnvironmentFailure
+from opprof.errors import EnvironmentFailure, OpprofError
 from opprof.host.ports import Host
 
 BUDGET_CONDITION = 9
@@ -72,7 +79,9 @@ class Controller:
         self._record, self._holds_lock, self._say = record, holds_lock, equipment.say
         self._ending = Ending()
         self._where: Where | None = None
-        """What may be used now; None before it is authorised."""
+        """What may be used now; one cell a host until its check has authorised more."""
+        self._authorised: set[str] = set()
+        """Hosts whose width stands."""
         self._launcher = Launcher(equipment, why=self._why)
         self._placed = placed(self._protocol.file, self._options)
         self._lanes: list[asyncio.Task[Any]] = []
@@ -88,7 +97,7 @@ class Controller:
         self._beat("running")
         heart = asyncio.create_task(self._heartbeat())
         try:
-            self._where = await self._authorised()
+            await self._authorise()
             await self._work()
         except EnvironmentFailure as error:
             self._ending.failure = str(error)
@@ -130,7 +139,7 @@ class Controller:
             if (stop := self._over_budget()) is not None:
                 self._stop_matrix(stop)
             try:
-                self._beat("stopping" if self._ending.asked else "running")
+                self._beat(self._phase)
             except EnvironmentFailure as error:
                 self._ending.failure = str(error)
                 self._cancel_lanes()
@@ -147,51 +156,92 @@ class Controller:
         self._store.write_controller(self._record)
 
     @property
+    def _phase(self) -> str:
+        return "stopping" if self._ending.asked else "running"
+
+    @property
     def _over(self) -> bool:
         ending = self._ending
         return ending.asked or ending.stop is not None or bool(ending.failure)
 
     # -------------------------------------------------------------------------- waves
 
-    async def _authorised(self) -> Where | None:
-        """Return what may be used at once; the co-location check is made where it is needed."""
-        base = self._options.base_port or 1
+    async def _authorise(self) -> None:
+        """Find out how wide each host may be used; the check is made on those that need it."""
         engine = self._campaign.engine
-        if not needs_check(engine, self._options, self._placed, self._hosts):
-            free = is_free(engine, self._placed)
-            widths = {each.host: self._width(each, free=free) for each in self._hosts}
-            return Where(tuple(self._hosts), widths, base)
-        (host,) = self._hosts
+        free = is_free(engine, self._placed)
+        widths = {each.host: self._width(each, free=free) for each in self._hosts}
+        where = Where(tuple(self._hosts), widths, self._options.base_port or 1)
+        found = hosts_to_check(engine, self._options, self._placed, self._hosts)
+        self._use(where, {each.host for each in self._hosts} - {each.host for each in found})
         rule = self._placed.colocation
-        assert rule is not None
-        await self._burn_in(host, rule.config, base)
+        if not found or rule is None:
+            return
+        for host in found:
+            await self._burn_in(host, rule.config)
         if self._over:
-            return None
-        place = CheckedPlace(host, engine, self._engine_version, self._launcher.pace)
-        check = Check(self._equipment, self._launcher, place, base)
-        task = asyncio.create_task(colocation_gate(check))
-        self._lanes = [task]
+            return
+        self._lanes = [
+            asyncio.create_task(self._check(host)) for host in found if self._holds(host.host)
+        ]
+        results = await asyncio.gather(*self._lanes, return_exceptions=True)
+        self._lanes = []
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    async def _check(self, host: Topology) -> None:
+        """Make one host's check and use it as wide as its gate says; a failure stops the matrix."""
+        assert self._where is not None
+        campaign, version = self._campaign, self._engine_version
+        place = CheckedPlace(host, campaign.engine, version, self._launcher.pace)
+        port = self._where.port_base + self._where.ordinal(host.host)
+        check = Check(self._equipment, self._launcher, place, port, lambda: self._over)
         try:
-            gate = await task
-        except asyncio.CancelledError:
-            return None
+            gate = await colocation_gate(check)
         except BudgetSpent as error:
             self._stop_matrix(self._budget_stop(error.reason))
-            return None
-        finally:
-            self._lanes = []
+            return
+        except PlaceLost:
+            self._lose(host.host)
+            return
+        except (OpprofError, OSError):
+            # Nothing good can follow; the checks of other hosts end too.
+            self._cancel_lanes()
+            raise
+        if gate is None:
+            return
         if gate.outcome == "stop":
-            self._stop_matrix(self._stop(0, "co-location gate", gate.reason))
-            return None
-        bound = PlaceBinding(
-            {self._protocol.sha256},
-            host,
-            self._campaign.engine,
-            self._engine_version,
-            self._campaign.time_scale,
-        )
+            reason = f"{host.host}: {gate.reason}"
+            self._stop_matrix(self._stop(0, f"co-location gate of {host.host}", reason))
+            return
+        sha256s, scale = {self._protocol.sha256}, campaign.time_scale
+        bound = PlaceBinding(sha256s, host, campaign.engine, version, scale)
         width = authorised_width(gate, self._placed, bound)
-        return Where((host,), {host.host: width}, base)
+        widths = {**self._where.widths, host.host: width}
+        self._use(replace(self._where, widths=widths), {*self._authorised, host.host})
+
+    def _use(self, where: Where, authorised: set[str]) -> None:
+        """Use these hosts so wide from now on, and say so in ``controller.json``."""
+        self._where, self._authorised = where, authorised
+        left = {host.host for host in where.hosts}
+        self._record = msgspec.structs.replace(
+            self._record,
+            hosts=[
+                HostUse(
+                    topology=host,
+                    width=where.widths[host.host] if host.host in authorised & left else None,
+                    lost=host.host not in left,
+                )
+                for host in self._hosts
+            ],
+        )
+        self._beat(self._phase)
+
+    def _lose(self, name: str) -> None:
+        """Go on without a host."""
+        if self._where is not None and self._holds(name):
+            self._use(without_host(self._where, name), self._authorised)
 
     def _width(self, host: Topology, *, free: bool) -> int:
         if self._options.serial or not free:
@@ -204,17 +254,40 @@ class Controller:
             return __version__
         return self._protocol.file.pinned.engine_version
 
-    async def _burn_in(self, host: Topology, config: str, base: int) -> None:
-        """Warm the caches of the check's configuration, so that its solo run has no cold start."""
-        where = self._where = Where((host,), {host.host: 1}, base)
-        while not self._over:
-            records = [r for r in self._planned() if r.role == "burnin" and r.config == config]
-            step = next_wave(
-                records, where, self._placed, self._ledger.balance, self._launcher.pace
-            )
+    async def _burn_in(self, host: Topology, config: str) -> None:
+        """Warm a host's caches of the check's configuration: its solo run has no cold start."""
+        record = self._burnin_on(host.host, config)
+        while record is not None and not self._over and self._holds(host.host):
+            assert self._where is not None
+            where = Where((host,), {host.host: 1}, self._where.port_base)
+            mine = [self._store.run(record.run)]
+            balance, pace = self._ledger.balance, self._launcher.pace
+            step = next_wave(mine, where, self._placed, balance, pace)
             if not isinstance(step, Wave):
                 return
             await self._wave(step)
+
+    def _burnin_on(self, host: str, config: str) -> RunRecord | None:
+        """Return the configuration's burn-in for a host; None where nothing of it is planned.
+
+        The planned one is the first host's. Every other host has its own, which is no run of the
+        matrix but counts as any burn-in does.
+        """
+        burnins = [r for r in self._planned() if r.role == "burnin" and r.config == config]
+        name = f"{burnins[0].run}@{host}" if burnins else ""
+        for record in burnins:
+            slot = record.attempt.slot if record.attempt else None
+            done_here = record.state == "complete" and slot is not None and slot.host == host
+            if done_here or record.run == name:
+                return record
+        planned = next(iter(burnins), None)
+        if planned is None or (planned.state != "complete" and host == self._hosts[0].host):
+            return planned
+        own = msgspec.structs.replace(
+            planned, run=name, state="pending", attempts=[], accepted=None, drain_quarantined=None
+        )
+        self._store.save(own)
+        return own
 
     async def _work(self) -> None:
         while not self._over and self._where is not None:
@@ -285,8 +358,7 @@ class Controller:
             record, outcome = await self._launcher.attempt(record, slot, place)
         except PlaceLost:
             # What the attempt left is kept; its run and all others go on elsewhere.
-            if self._where is not None and self._holds(slot.host):
-                self._where = without_host(self._where, slot.host)
+            self._lose(slot.host)
             return
         self._launcher.finish(record, outcome)
         for stop in [*outcome.stops, *self._judge_matrix(finished=False)]:

@@ -9,6 +9,7 @@ import msgspec
 from opprof.artifacts.campaign import EngineKind, Slot
 from opprof.artifacts.environment import GpuDevice, Topology
 from opprof.campaign.colocation import needs_gate, placeable
+from opprof.campaign.naming import HOST_NAME
 from opprof.campaign.options import Options
 from opprof.campaign.places import choose_gpus, placement_problems
 from opprof.campaign.waves import Where
@@ -65,27 +66,56 @@ def is_free(engine: EngineKind, protocol: ProtocolFile) -> bool:
     return engine == "sim-virtual" or (engine == "sim" and protocol.colocation is None)
 
 
-def needs_check(
+def hosts_to_check(
     engine: EngineKind, options: Options, protocol: ProtocolFile, hosts: Sequence[Topology]
-) -> bool:
-    """Whether the co-location check must authorise the placement first (A-P3-1).
+) -> list[Topology]:
+    """Return the hosts on which the co-location check must authorise the placement (A-P3-1).
 
     One cell at a time needs none.
 
     Raises:
-        StateConflict: several cells at once on real hardware and no check is defined, or there are
-            more hosts than one.
+        StateConflict: several cells at once on real hardware and no check is defined; or a host's
+            name can stand in no folder's.
     """
-    if not any(needs_gate(protocol, host, serial=options.serial) for host in hosts):
-        return False
-    if is_free(engine, protocol):
-        return False
-    if protocol.colocation is None or len(hosts) > 1:
+    several = [host for host in hosts if needs_gate(protocol, host, serial=options.serial)]
+    if is_free(engine, protocol) or not several:
+        return []
+    if protocol.colocation is None:
         raise StateConflict(
-            "several cells at once on one host need the protocol's co-location check, on one host: "
-            "run one cell a host at a time (--serial)"
+            "several cells at once on one host need the protocol's co-location check, which it "
+            "does not define: run one cell a host at a time (--serial)"
         )
-    return bool(placeable(protocol, hosts[0]))
+    found = [host for host in several if placeable(protocol, host)]
+    for host in found:
+        if not HOST_NAME.fullmatch(host.host):
+            raise StateConflict(
+                f"the host {host.host!r} needs a name of letters, digits, '.', '_' and '-': its "
+                "co-location check is filed under it"
+            )
+    return found
+
+
+def require_alike(hosts: Sequence[Topology]) -> None:
+    """See to it that the hosts of a real engine are machines of their own with equal GPUs.
+
+    Cells of one machine disturb each other, whatever its nodes are called, and cells on different
+    GPUs could not be compared.
+
+    Raises:
+        StateConflict: two hosts are one machine, or GPUs of several hosts differ.
+    """
+    machines: dict[str, str] = {}
+    for host in hosts:
+        other = machines.setdefault(host.boot_id or host.host, host.host)
+        if other != host.host:
+            raise StateConflict(
+                f"{other} and {host.host} are one machine: their cells would run beside each other "
+                "unchecked; use one node of it"
+            )
+    kinds = {gpu.name: host.host for host in hosts for gpu in host.gpus}
+    if len(hosts) > 1 and len(kinds) > 1:
+        seen = ", ".join(f"{name} in {host}" for name, host in sorted(kinds.items()))
+        raise StateConflict(f"the hosts' GPUs differ ({seen}): their cells cannot be compared")
 
 
 def require_map(protocol: ProtocolFile, hosts: Sequence[Topology]) -> None:

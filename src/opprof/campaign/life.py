@@ -23,7 +23,14 @@ from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import Starter
 from opprof.campaign.executors.choose import open_executor
 from opprof.campaign.finale import conclude
-from opprof.campaign.hosts import needs_check, open_host, place_of, placed, require_map
+from opprof.campaign.hosts import (
+    hosts_to_check,
+    open_host,
+    place_of,
+    placed,
+    require_alike,
+    require_map,
+)
 from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
@@ -49,6 +56,8 @@ class Life:
     folder: Path
     sources: Sources
     starter: Starter
+    ray_address: str = ""
+    """Of the Ray head in this life; empty for the one that the campaign was started with."""
     holds_lock: Callable[[], bool] = lambda: True
 
 
@@ -120,12 +129,16 @@ async def _placed(
     # An executor of many hosts asks each of them there; here only the disk is looked at.
     elsewhere = campaign.executor == "ray"
     host = CpuHost() if elsewhere else open_host(options, campaign.engine, campaign.id)
-    async with open_executor(campaign, store.folder, options, host, say) as (executor, hosts):
+    given = life.ray_address or options.ray_address
+    here = msgspec.structs.replace(options, ray_address=given)
+    async with open_executor(campaign, store.folder, here, host, say) as (executor, hosts):
         places = [place_of(each, options.gpus) for each in hosts]
         # Refuses here, while the starter still listens, what no check could authorise.
         file = placed(binding.protocol.file, options)
         require_map(file, places)
-        needs_check(campaign.engine, options, file, places)
+        if not campaign.simulated:
+            require_alike(places)
+        hosts_to_check(campaign.engine, options, file, places)
         life.starter.tell(f"ok {campaign.id}")
         return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 

@@ -6,6 +6,7 @@ name holds no hyphen and the load point is one of two words, so that no two runs
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePosixPath
 
 from opprof.artifacts.run import LoadPoint, Role
@@ -13,6 +14,9 @@ from opprof.artifacts.run import LoadPoint, Role
 RUNS = PurePosixPath("runs")
 ATTEMPTS = PurePosixPath("attempts")
 COLOCATION = PurePosixPath("colocation")
+GATE = "gate.json"
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Names of hosts that may stand in the name of a run and of a folder."""
 
 
 def run_name(pattern: str, config: str, load_point: LoadPoint, role: Role = "primary") -> str:
@@ -31,10 +35,36 @@ def attempt_folder(run: str, number: int) -> str:
     return str(ATTEMPTS / f"{run}.{number}")
 
 
-def colocation_folder(regime: str, load_point: LoadPoint, run: str) -> str:
-    """Return the folder of one run of the co-location check, relative to the campaign.
+def colocation_run(host: str, regime: str, load_point: LoadPoint, run: str) -> str:
+    """Return the campaign-wide name of one run of the co-location check on a host.
 
-    ``regime``: ``solo``, ``eight`` or ``four``; ``load_point``: the target's, since the backgrounds
-    run once beside the target's calibration and once beside its moderate run.
+    ``load_point``: the target's, since the backgrounds run once beside the target's calibration and
+    once beside its moderate run.
     """
-    return str(COLOCATION / f"{regime}-{load_point}" / run)
+    return f"{round_prefix(regime, load_point)}-{run}@{host}"
+
+
+def round_of(run: str) -> tuple[str, str]:
+    """Return what the runs of one round share: regime and load point, and the host."""
+    words, _, host = run.partition("@")
+    return "-".join(words.split("-")[:2]), host
+
+
+def is_of_host(run: str) -> bool:
+    """Whether a run is made for one host alone: of its co-location check, or its own burn-in."""
+    return "@" in run
+
+
+def round_prefix(regime: str, load_point: LoadPoint) -> str:
+    """Return the name of a round: ``solo-saturation``, ``eight-moderate``."""
+    return f"{regime}-{load_point}"
+
+
+def colocation_folder(host: str, regime: str, load_point: LoadPoint, run: str) -> str:
+    """Return the folder of one run of the co-location check, relative to the campaign."""
+    return str(COLOCATION / host / round_prefix(regime, load_point) / run)
+
+
+def gate_file(host: str) -> str:
+    """Return where the gate of a host lies, relative to the campaign."""
+    return str(COLOCATION / host / GATE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -43,8 +43,8 @@ class SoFar:
     charges: tuple[Charge, ...]
     """Its ledger, which is only read."""
     start_ns: int
-    width: int | None = None
-    """As its co-location gate authorises; None without one."""
+    widths: Mapping[str, int] = field(default_factory=dict)
+    """Host to width, as the co-location gates authorise that it has so far."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,12 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
     widths = {host.host: _width(protocol, host, request) for host in request.hosts}
     where = Where(request.hosts, widths, request.port_base)
     gated = [host for host in request.hosts if needs_gate(file, host, serial=request.serial)]
-    check = [row for host in gated for row in _colocation(protocol, host, request)]
+    known = {} if so_far is None else so_far.widths
+    unchecked = [host for host in gated if host.host not in known]
+    check = [row for host in unchecked for row in _colocation(protocol, host, request)]
     charges = [opening(file.budget, wall_ns=0, simulated=True)]
     if so_far is not None:
         charges = _settled(so_far)
-        check = check if so_far.width is None else []
     table = _Plays(protocol, records, where, request.pace, charges)
     expected = table.play("none")
     width = sum(widths.values())
@@ -111,7 +112,7 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         *(_outlook(words, table.play(drain), width) for words, drain in _DRAINS),
     ]
     if check:
-        first = [row for row in check if row.regime != "four" or not _has_eight(check)]
+        first = [row for row in check if row.regime != "four" or not _has_eight(check, row.host)]
         extra_s = sum(row.expected_gpu_hours for row in first) * _HOUR
         again = table.play("none", extra_s=extra_s)
         outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
@@ -122,8 +123,8 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         protocol_sha256=protocol.sha256,
         status=file.status,
         hosts=[host.host for host in request.hosts],
-        width=max(widths.values()),
-        needs_gate=bool(gated),
+        widths=widths,
+        needs_gate=[host.host for host in unchecked],
         time_scale=request.pace.time_scale,
         cells=sum(record.role == "primary" for record in records) // 2,
         measured_runs=sum(record.role != "burnin" for record in records),
@@ -149,8 +150,8 @@ def _width(protocol: Protocol, host: Topology, request: PlanRequest) -> int:
     regimes = placeable(file, host)
     if file.colocation is None or not regimes:
         return 1
-    if request.so_far is not None and request.so_far.width is not None:
-        return min(request.so_far.width, len(host.gpus))
+    if request.so_far is not None and host.host in request.so_far.widths:
+        return min(request.so_far.widths[host.host], len(host.gpus))
     return regime_width(file.colocation, regimes[0])
 
 
@@ -163,6 +164,7 @@ def _colocation(protocol: Protocol, host: Topology, request: PlanRequest) -> lis
         for each in rounds(protocol.file, host, regime, request.pace, port_base=request.port_base):
             found.append(
                 ColocationRound(
+                    host=host.host,
                     regime=regime,
                     load_point=each.load_point,
                     target=each.target.run,
@@ -176,8 +178,8 @@ def _colocation(protocol: Protocol, host: Topology, request: PlanRequest) -> lis
     return found
 
 
-def _has_eight(check: Sequence[ColocationRound]) -> bool:
-    return any(row.regime == "eight" for row in check)
+def _has_eight(check: Sequence[ColocationRound], host: str) -> bool:
+    return any((row.regime, row.host) == ("eight", host) for row in check)
 
 
 @dataclass(frozen=True)

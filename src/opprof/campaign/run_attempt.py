@@ -445,8 +445,10 @@ def _open_log(path: Path, mode: Literal["ab", "wb"] = "ab") -> BinaryIO:
         raise EnvironmentFailure(f"cannot write: {error.strerror or error}", path=path) from error
 
 
-async def run_attempt(spec: AttemptSpec, journal: Journal, halt: Halt) -> Outcome:
+async def run_attempt(
+    spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None = None
+) -> Outcome:
     """Run one attempt on the host of this process (see :class:`Attempt`)."""
     campaign = spec.campaign
     host = open_host(options_of(campaign), campaign.engine, campaign.id, spec.slot.host)
-    return await Attempt(spec, journal, halt, ProcessTable(), host).run()
+    return await Attempt(spec, journal, halt, ProcessTable(), host, meeting).run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opprof.artifacts.campaign import RunRecord
+from opprof.campaign.naming import is_of_host
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store
 from opprof.errors import StateConflict
@@ -46,7 +47,8 @@ def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> 
                 reason = f"{field} is {seen!r}, the protocol in force plans {planned_value!r}"
                 raise StateConflict(reason, path=path)
     for name, record in records.items():
-        if name not in planned and record.role != "colocation" and not record.attempts:
+        of_check = record.role == "colocation" or is_of_host(name)
+        if name not in planned and not of_check and not record.attempts:
             path = store.folder / "state" / f"{name}.json"
             raise StateConflict("the protocol in force plans no such run", path=path)
         if record.state == "complete":

@@ -21,6 +21,7 @@ from opprof.artifacts.campaign import (
 from opprof.artifacts.common import Outcome as GateOutcome
 from opprof.campaign.attempt import Fault, Outcome
 from opprof.campaign.ledger import attempt_cost
+from opprof.campaign.naming import round_of
 from opprof.campaign.plan import ACTIVE
 from opprof.campaign.processes import Ended
 from opprof.campaign.store import Store, with_attempt
@@ -216,8 +217,11 @@ def _counts_alone(record: RunRecord, records: Sequence[RunRecord]) -> bool:
     """
     if record.role != "colocation":
         return True
-    begun = "-".join(record.run.split("-")[:2])
-    return any(other.run.startswith(f"{begun}-") and other.state == "complete" for other in records)
+    own = round_of(record.run)
+    return any(
+        other.role == "colocation" and round_of(other.run) == own and other.state == "complete"
+        for other in records
+    )
 
 
 def _completed_late(

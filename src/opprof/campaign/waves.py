@@ -10,6 +10,7 @@ reckoned with 1.56 h, within its "1.5-2 hours" (:mod:`opprof.campaign.forecast` 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,6 +53,11 @@ class Where:
     port_base: int
     """Port of the first GPU slot, every slot of every host has the next; 0 leaves ports to the
     launch (a free one for every attempt)."""
+
+    def ordinal(self, host: str) -> int:
+        """Return the place of a host's first slot among the slots of all hosts."""
+        before = itertools.takewhile(lambda each: each.host != host, self.hosts)
+        return sum(len(each.gpus) for each in before)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,12 @@ def start(foreground: bool, **flags: Any) -> None:
     help="An amendment of the protocol in force (`opprof protocol amend`) to go on under.",
 )
 @click.option("--reviewed", default="", metavar="TEXT", help="Release a hard stop: who, and why.")
+@click.option(
+    "--ray-address",
+    default="",
+    metavar="HOST:PORT",
+    help="Ray cluster to go on with, where it is another one than before.",
+)
 def resume(
     folder: Path,
     private: Path | None,
@@ -155,6 +161,7 @@ def resume(
     foreground: bool,
     amended: Path | None,
     reviewed: str,
+    ray_address: str,
 ) -> None:
     """Go on from the fresh-server boundary of whatever is not complete.
 
@@ -165,10 +172,13 @@ def resume(
     from opprof.campaign.life import amend, check_review, check_sources, release_stop
     from opprof.campaign.options import check_text, make_sources, sources_from_log
     from opprof.campaign.store import Store
+    from opprof.errors import InputError
 
     folder = folder.absolute()
     check_text("the campaign's folder", str(folder))
-    Store(folder, wall_ns=time.time_ns).campaign()
+    campaign = Store(folder, wall_ns=time.time_ns).campaign()
+    if ray_address and campaign.executor != "ray":
+        raise InputError("--ray-address: this campaign was started with --executor local")
     sources = make_sources(private, manifests)
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
@@ -178,7 +188,7 @@ def resume(
     if amended is not None:
         amend(folder, amended.absolute())
     release_stop(folder, reviewed)
-    _launch(folder, sources, foreground)
+    _launch(folder, sources, foreground, ray_address=ray_address)
 
 
 @group.command("controller", hidden=True)
@@ -186,8 +196,13 @@ def resume(
 @_private
 @_manifests
 @click.option("--ready-fd", type=int, default=None)
+@click.option("--ray-address", default="")
 def controller(
-    folder: Path, private: Path | None, manifests: tuple[str, ...], ready_fd: int | None
+    folder: Path,
+    private: Path | None,
+    manifests: tuple[str, ...],
+    ready_fd: int | None,
+    ray_address: str,
 ) -> None:
     """Be the controller of CAMPAIGN (what start and resume detach)."""
     from opprof.campaign.detach import Starter
@@ -195,7 +210,8 @@ def controller(
     from opprof.campaign.options import make_sources
 
     sources = make_sources(private, manifests)
-    raise SystemExit(live(Life(folder.absolute(), sources, Starter(ready_fd))))
+    life = Life(folder.absolute(), sources, Starter(ready_fd), ray_address)
+    raise SystemExit(live(life))
 
 
 @group.command("stop", short_help="End the controller; what is complete stays.")
@@ -302,7 +318,9 @@ def _program(python: str) -> str:
     return str(Path(found).absolute())
 
 
-def _launch(folder: Path, sources: Any, foreground: bool, made: Any = None) -> None:
+def _launch(
+    folder: Path, sources: Any, foreground: bool, made: Any = None, ray_address: str = ""
+) -> None:
     """Start a controller; ``made``: what is taken back when it refuses."""
     import sys
     import time
@@ -315,12 +333,13 @@ def _launch(folder: Path, sources: Any, foreground: bool, made: Any = None) -> N
 
     command = [sys.executable, "-m", "opprof", "campaign", "controller", str(folder)]
     command += sources.flags()
+    command += ["--ray-address", ray_address] if ray_address else []
     store = Store(folder, wall_ns=time.time_ns)
     store.campaign()
     CommandLog(store.commands, time.time_ns).add("controller", command, {})
     if foreground:
         starter = Starter(None)
-        code = live(Life(folder, sources, starter))
+        code = live(Life(folder, sources, starter, ray_address))
         if not starter.let_go:
             _withdraw(made)
         raise SystemExit(code)

@@ -124,7 +124,7 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
     import time
     from dataclasses import replace
 
-    from opprof.campaign.colocation_read import GATE, read_gate
+    from opprof.campaign.colocation_read import read_gates
     from opprof.campaign.costs import pace_of
     from opprof.campaign.hosts import open_host, place_of, placed
     from opprof.campaign.ledger_file import NAME as LEDGER
@@ -133,15 +133,21 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
     from opprof.campaign.places import choose_gpus
     from opprof.campaign.preview import PlanRequest, SoFar
     from opprof.campaign.store import Store
+    from opprof.errors import InputError
 
     store = Store(folder, wall_ns=time.time_ns)
     campaign = store.campaign()
     options = options_of(campaign)
     protocol = _load(str(store.protocol))
     protocol = replace(protocol, file=placed(protocol.file, options))
-    gate = read_gate(folder / GATE) if (folder / GATE).is_file() else None
+    gates = read_gates(folder)
+    record = store.controller()
     if host_files:
         hosts = _hosts(protocol, host_files, "")
+    elif campaign.executor == "ray":
+        hosts = tuple(use.topology for use in record.hosts if not use.lost) if record else ()
+        if not hosts:
+            raise InputError("no controller has asked this campaign's nodes yet", path=folder)
     else:
         hosts = (
             place_of(open_host(options, campaign.engine, campaign.id).topology(), options.gpus),
@@ -157,7 +163,7 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
             records=tuple(store.runs()),
             charges=tuple(read_ledger(folder / LEDGER)),
             start_ns=store.wall_ns(),
-            width=None if gate is None else gate.authorised_width,
+            widths={host: gate.authorised_width for host, gate in gates.items()},
         ),
     )
     return protocol, request
@@ -182,16 +188,9 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
 
 
 def _head(plan: CampaignPlan) -> list[str]:
-    gate = "one cell at a time"
-    if plan.width > 1 and plan.campaign and not plan.colocation:
-        gate = f"{plan.width} GPU slots at once, as its gate authorises"
-    elif plan.width > 1:
-        gate = f"{plan.width} GPU slots at once, once a gate authorises it"
-    elif plan.needs_gate:
-        gate = "one cell at a time (start --serial): no co-location check fits"
     return [
         f"{plan.protocol_id} ({plan.status}) {plan.protocol_sha256[:12]}: forecast, not measured",
-        f"hosts      {', '.join(plan.hosts)}: {gate}",
+        *(f"host       {host}: {_width(plan, host)}" for host in plan.hosts),
         f"runs       {plan.cells} cells, {plan.measured_runs} measured runs, "
         f"{plan.burnins} burn-ins, time scale {plan.time_scale:g}",
         *(
@@ -201,6 +200,18 @@ def _head(plan: CampaignPlan) -> list[str]:
         ),
         f"budget     {plan.gpu_hours_max:g} GPU-hours, {plan.prior_gpu_hours:g} used before",
     ]
+
+
+def _width(plan: CampaignPlan, host: str) -> str:
+    """How much of a host is used at once, and why."""
+    width = plan.widths[host]
+    if width > 1 and host in plan.needs_gate:
+        return f"{width} GPU slots at once, once its gate authorises it"
+    if width > 1:
+        return f"{width} GPU slots at once, as its gate authorises"
+    if host in plan.needs_gate:
+        return "one cell at a time (start --serial): no co-location check fits"
+    return "one cell at a time"
 
 
 def _wave(plan: CampaignPlan, wave: PlannedWave) -> list[str]:
@@ -235,8 +246,9 @@ def _colocation(plan: CampaignPlan) -> list[str]:
     for row in plan.colocation:
         beside = " ".join(row.backgrounds) or "nothing"
         minutes = row.expected_s / 60
+        where = f"{row.host} " if len(plan.hosts) > 1 else ""
         rows.append(
-            f"  {row.regime:<5} {row.load_point:<10} {row.gpus} GPUs, {minutes:.1f} min,"
+            f"  {where}{row.regime:<5} {row.load_point:<10} {row.gpus} GPUs, {minutes:.1f} min,"
             f" {row.expected_gpu_hours:.3f} GPU-h (reserved {row.reserved_gpu_hours:.3f})"
         )
         if row.load_point == "saturation" and row.backgrounds:

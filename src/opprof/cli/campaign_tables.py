@@ -132,6 +132,7 @@ def _renderable(store: Store) -> Any:
         f"GPU-hours: {sums.consumed_hours:.3f} used, {sums.reserved_hours:.3f} reserved of "
         f"{protocol.budget.gpu_hours_max:g}",
     ]
+    lines += _host_lines(controller)
     if held := _held(controller):
         lines.append(held)
     left_s = _expected_left_s(records, protocol, campaign)
@@ -139,6 +140,22 @@ def _renderable(store: Store) -> Any:
         clock = " of virtual time" if campaign.engine == "sim-virtual" else ""
         lines.append(f"still to run: about {left_s / 3600:.2f} h{clock}, one cell after the other")
     return Group(*map(escape, lines), table, *map(escape, _last_lines(store, state, controller)))
+
+
+def _host_lines(controller: ControllerRecord | None) -> list[str]:
+    """Say how each host is used in this life of the controller."""
+    lines = []
+    for use in controller.hosts if controller is not None else []:
+        gpus = ",".join(str(gpu.index) for gpu in use.topology.gpus)
+        how = f"{use.width} of its GPU slots at once"
+        if use.lost:
+            how = "lost, no run goes there any more"
+        elif use.width is None:
+            how = "its co-location check is not made yet"
+        elif use.width == 1:
+            how = "one cell at a time"
+        lines.append(f"host {use.topology.host} (GPU {gpus}): {how}")
+    return lines
 
 
 def _held(controller: ControllerRecord | None) -> str:

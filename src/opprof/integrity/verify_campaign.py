@@ -302,7 +302,8 @@ def _check_folder(checks: Checks, record: FolderProvenance) -> None:
 
 def _run_folders(folder: Path) -> list[Path]:
     """Run directories that are or were worth a check: finished ones and the gate's."""
-    places = [*sorted((folder / "runs").glob("*")), *sorted((folder / "colocation").glob("*"))]
+    check = sorted((folder / "colocation").glob("*/*/*"))
+    places = [*sorted((folder / "runs").glob("*")), *check]
     return [place for place in places if (place / TIMELINE).is_file() and not place.is_symlink()]
 
 

@@ -1,8 +1,9 @@
 """What an attempt's worker process and the controller tell each other, as length-prefixed frames.
 
-Upwards: a greeting, the journal's calls, and how the attempt ended. Every upward frame is answered
-by :class:`Ack` when it is on disk at the controller; the worker waits for that, so that no child
-runs unrecorded. Downwards besides: :class:`Cancel`.
+Upwards: a greeting, the journal's calls, what a round of the co-location check is told, and how the
+attempt ended. Every upward frame is answered by :class:`Ack` when it is on disk at the controller
+(or the round has been told); the worker waits for that, so that no child runs unrecorded. Downwards
+besides: :class:`Cancel`, and :class:`Go` as the late answer to :class:`Waits`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from opprof.artifacts.campaign import Phase, ProcessRecord
 from opprof.campaign.attempt import AttemptSpec, Outcome
 from opprof.errors import EnvironmentFailure, OpprofError
 
+Until = Literal["may_load", "over"]
 _LENGTH_BYTES = 4
 _FRAME_MAX = 16 << 20
 
@@ -53,6 +55,18 @@ class Signalled(Struct, frozen=True, tag="signalled"):
     wall_ns: int
 
 
+class Waits(Struct, frozen=True, tag="waits"):
+    """``Meeting.may_load`` or ``until_over``: :class:`Go` comes when the round is so far."""
+
+    until: Until
+
+
+class Tells(Struct, frozen=True, tag="tells"):
+    """``Meeting.loads`` or ``Meeting.leave``."""
+
+    what: Literal["loads", "leaves"]
+
+
 class Finished(Struct, frozen=True, tag="finished"):
     """The attempt ran to its end."""
 
@@ -86,7 +100,19 @@ class Gone(Struct, frozen=True, tag="gone"):
     log: str
 
 
-Up = Hello | PhaseEntered | Started | Ended | Signalled | Finished | Cancelled | Broke | Gone
+Up = (
+    Hello
+    | PhaseEntered
+    | Started
+    | Ended
+    | Signalled
+    | Waits
+    | Tells
+    | Finished
+    | Cancelled
+    | Broke
+    | Gone
+)
 
 
 class Start(Struct, frozen=True, tag="start"):
@@ -95,6 +121,8 @@ class Start(Struct, frozen=True, tag="start"):
     entry: str
     """``module:function`` with the signature of ``run_attempt``."""
     spec: AttemptSpec
+    meets: bool = False
+    """The attempt is one of a round of the co-location check."""
 
 
 class Ack(Struct, frozen=True, tag="ack"):
@@ -107,8 +135,15 @@ class Cancel(Struct, frozen=True, tag="cancel"):
     now: bool
 
 
-Down = Start | Ack | Cancel
-Direction = Literal["up", "down"]
+class Go(Struct, frozen=True, tag="go"):
+    """What :class:`Waits` waited for has come, or never will."""
+
+    until: Until
+    problem: str = ""
+    """Why the round is broken off; empty when it is not."""
+
+
+Down = Start | Ack | Cancel | Go
 
 
 def encode(frame: Up | Down) -> bytes:

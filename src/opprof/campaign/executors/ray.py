@@ -49,7 +49,7 @@ from opprof.campaign.executors.ray_cluster import (
 from opprof.campaign.executors.ray_errand import Courier, Errand, Station, lost_worker
 from opprof.campaign.executors.ray_node import Warden
 from opprof.campaign.executors.ray_worker import ENTRY
-from opprof.campaign.processes import Ended
+from opprof.campaign.processes import Ended, ProcessTable, end_marked, ended
 from opprof.errors import EnvironmentFailure, InputError, OpprofError
 from opprof.files import read_bytes
 
@@ -144,20 +144,19 @@ class RayExecutor:
     ) -> Outcome:
         """Run the attempt on the node that its slot names.
 
-        ``meeting``: refused; the co-location check is made on one host, by the local executor.
+        ``meeting``: of a round, which lives here; all of its runs are on one node.
 
         Raises:
             PlaceLost: the node is gone; restart the run elsewhere.
             EnvironmentFailure: the place failed otherwise (disk full).
         """
-        if meeting is not None:
-            raise EnvironmentFailure("the co-location check needs the local executor")
         station = self._stations.get(spec.slot.host)
         if station is None or station.lost:
             raise PlaceLost(f"{spec.run}: there is no living Ray node {spec.slot.host!r}")
         settings = self._settings
         errand = Errand(
-            self._ray, station, spec, journal, halt, settings.entry, settings.limits, self._say
+            *(self._ray, station, spec, journal, halt),
+            *(settings.entry, settings.limits, self._say, meeting),
         )
         try:
             return await errand.run()
@@ -165,9 +164,15 @@ class RayExecutor:
             return await self._after_loss(station, spec, errand, error)
 
     async def clean_up(self, campaign: str) -> CleanedUp:
-        """End what an earlier controller left on any node, and bring home what it left there."""
+        """End what earlier lives left on any node and here, and bring home what lies there.
+
+        It goes by marks and machines, not by what Ray knows: the cluster may be a new one, a node
+        one that was lost and came back, under any name. No run is placed before it has ended.
+        """
         assert campaign == self._campaign.id
-        found = CleanedUp([], [])
+        # A controller's own children (the analysis at the end) outlive it where no slot is.
+        here = await end_marked(ProcessTable(), campaign, run=None, grace_s=self._grace_s)
+        found = CleanedUp(ended(here), [])
         for station in self._living():
             found.ended.extend(await self._end(station, None, self._grace_s))
             found.lines.extend(await self._bring_kept(station))

@@ -125,7 +125,9 @@ def knock(address: str, limits: RayLimits) -> None:
             frame = peer.recv(len(_HTTP2_SETTINGS))
     except OSError as error:
         reason = error.strerror or error
-        raise EnvironmentFailure(f"no Ray cluster answers at {address}: {reason}") from error
+        raise EnvironmentFailure(
+            f"no Ray cluster answers at {address}: {reason} (--ray-address names another one)"
+        ) from error
     if frame[3:4] != _HTTP2_SETTINGS[3:4]:
         raise EnvironmentFailure(f"what answers at {address} is no head of a Ray cluster")
 

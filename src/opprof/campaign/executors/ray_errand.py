@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from opprof.artifacts.campaign import ProcessRecord
 from opprof.artifacts.environment import Topology
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome
 from opprof.campaign.executors import frames, shipping
 from opprof.campaign.executors.ray_cluster import Node, RayLimits, answer, on_node
 from opprof.campaign.executors.ray_node import LOG_PREFIX, RUN_FOLDER, Bridge, Sent
@@ -39,6 +39,8 @@ class Station:
     ship: bool = False
     """Nothing is looked for under its path at the controller."""
     lost: bool = False
+    sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Attempts that begin together need the same files: whoever comes second finds them there."""
 
     async def ask(self, method: str, *arguments: Any, seconds: float) -> Any:
         """Call the warden.
@@ -64,9 +66,12 @@ class Errand:
         entry: str,
         limits: RayLimits,
         say: Callable[[str], None],
+        meeting: Meeting | None = None,
     ) -> None:
         self._ray, self._station, self._home, self._spec = ray, station, spec, spec
         self._journal, self._halt, self._entry = journal, halt, entry
+        self._meeting = meeting
+        self._waiting: list[asyncio.Task[None]] = []
         self._limits, self._say = limits, say
         self._courier = Courier(station, limits)
         self._bridge: Any = None
@@ -88,6 +93,11 @@ class Errand:
             await self._cancel(task)
             raise
         finally:
+            for each in self._waiting:
+                each.cancel()
+            if self._meeting is not None:
+                # Whoever did not get so far as to leave (a dead worker, a lost node) has left now.
+                await self._meeting.leave(self._home.run)
             if self._bridge is not None:
                 # The worker sees its pipes close and ends whatever it still has.
                 self._ray.kill(self._bridge)
@@ -116,7 +126,8 @@ class Errand:
             scheduling_strategy=on_node(self._station.node.node_id),
         )
         self._bridge = kind.remote()
-        start = frames.encode(frames.Start(self._entry, self._spec))
+        meets = self._meeting is not None
+        start = frames.encode(frames.Start(self._entry, self._spec, meets))
         log = f"{self._spec.logs}.worker.log"
         frame = await self._read("open", start, log, seconds=self._limits.place_s)
         while not isinstance(
@@ -151,6 +162,26 @@ class Errand:
             await self._journal.started(self._named(frame.process))
         elif isinstance(frame, frames.Ended):
             await self._journal.ended(self._named(frame.process))
+        elif self._meeting is None:
+            return
+        elif isinstance(frame, frames.Waits):
+            self._waiting.append(asyncio.create_task(self._until(self._meeting, frame.until)))
+        elif isinstance(frame, frames.Tells) and frame.what == "loads":
+            await self._meeting.loads(self._home.run)
+        elif isinstance(frame, frames.Tells):
+            await self._meeting.leave(self._home.run)
+
+    async def _until(self, meeting: Meeting, until: frames.Until) -> None:
+        """Tell the worker when the round is so far."""
+        problem = ""
+        try:
+            if until == "may_load":
+                await meeting.may_load(self._home.run)
+            else:
+                await meeting.until_over()
+        except EnvironmentFailure as error:
+            problem = error.reason
+        self._bridge.tell.remote(frames.encode(frames.Go(until, problem)))
 
     def _named(self, process: ProcessRecord) -> ProcessRecord:
         """Call the host as the slot does; two nodes may share one machine's name."""
@@ -167,7 +198,7 @@ class Errand:
         while not task.done() and loop.time() < give_up:
             if self._greeted and told is not self._halt.now:
                 told = self._halt.now
-                self._bridge.cancel.remote(told)
+                self._bridge.tell.remote(frames.encode(frames.Cancel(told)))
             await asyncio.wait({task}, timeout=self._limits.look_s)
         task.cancel()
         try:
@@ -227,7 +258,8 @@ class Courier:
             if self._station.ship or not all(
                 await self._station.ask("has", group, seconds=self._limits.ship_s)
             ):
-                places = [await self._send(each) for each in group]
+                async with self._station.sending:
+                    places = [await self._send(each) for each in group]
                 found[name] = places[0]
         return found
 

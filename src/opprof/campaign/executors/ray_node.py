@@ -61,8 +61,8 @@ class Warden:
     def __init__(self, name: str, campaign: str, scratch: str) -> None:
         self._name, self._campaign = name, campaign
         base = Path(scratch) if scratch else Path(tempfile.gettempdir())
-        # Two nodes of one machine, as in the tests, must not meet in one folder.
-        self._scratch = base / f"opprof-{os.geteuid()}-{campaign}-{_SAFE.sub('_', name)}"
+        # One a machine, whatever its node is called: what an earlier one left is found again.
+        self._scratch = base / f"opprof-{os.geteuid()}-{campaign}"
 
     def topology(self, slots: int, allotted: Sequence[str] | None) -> Topology:
         """Return the node's topology with the GPUs that the campaign holds on it.
@@ -135,7 +135,8 @@ class Warden:
         path = self._scratch / "inputs" / sent.place / Path(sent.path).name
         if _same(path, sent):
             return str(path)
-        part = path.with_name(f".{path.name}.part")
+        # Two nodes of one machine, as in the tests, may be sent the same file at once.
+        part = path.with_name(f".{path.name}.{_SAFE.sub('_', self._name)}.part")
         shipping.append_piece(part, offset, piece)
         if offset + len(piece) < sent.size:
             return ""
@@ -204,9 +205,9 @@ class Bridge:
         self._send(frames.Ack())
         return self._read()
 
-    def cancel(self, now: bool) -> None:
-        """Tell the worker to end its attempt."""
-        self._send(frames.Cancel(now))
+    def tell(self, frame: bytes) -> None:
+        """Hand the worker a frame that answers none: :class:`frames.Cancel`, :class:`frames.Go`."""
+        self._send(frames.decode_down(frame))
 
     def finish(self) -> None:
         """Acknowledge the last frame of all and wait until the worker is gone."""

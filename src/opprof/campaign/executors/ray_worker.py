@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from opprof.artifacts.campaign import Phase, ProcessRecord
-from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Outcome
+from opprof.campaign.attempt import AttemptSpec, Halt, Journal, Meeting, Outcome
 from opprof.campaign.executors import frames
 from opprof.campaign.options import options_of
 from opprof.campaign.processes import ProcessTable, end_marked, own_record
@@ -39,16 +39,22 @@ _OOM = "/proc/{}/oom_score_adj"
 class Run(Protocol):
     """What :data:`ENTRY` names."""
 
-    def __call__(self, spec: AttemptSpec, journal: Journal, halt: Halt) -> Awaitable[Outcome]: ...
+    def __call__(
+        self, spec: AttemptSpec, journal: Journal, halt: Halt, meeting: Meeting | None
+    ) -> Awaitable[Outcome]: ...
 
 
 class Wires:
-    """Frames to and from the actor; the journal of the attempt writes into them."""
+    """Frames to and from the actor: the attempt's journal, and its place in a round."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self._reader, self._writer = reader, writer
         self._acks: asyncio.Queue[None] = asyncio.Queue()
         self._one_at_a_time = asyncio.Lock()
+        self._go: dict[frames.Until, asyncio.Queue[str]] = {
+            "may_load": asyncio.Queue(),
+            "over": asyncio.Queue(),
+        }
         self.closed = False
 
     def listen(self, cancel: Callable[[bool], None]) -> None:
@@ -59,6 +65,8 @@ class Wires:
             frame = None if data is None else frames.decode_down(data)
             if isinstance(frame, frames.Ack):
                 self._acks.put_nowait(None)
+            elif isinstance(frame, frames.Go):
+                self._go[frame.until].put_nowait(frame.problem)
             elif isinstance(frame, frames.Cancel):
                 cancel(frame.now)
             else:
@@ -110,6 +118,34 @@ class Wires:
         """The server was told to end."""
         await self.tell(frames.Signalled(wall_ns))
 
+    # The meeting of a round lives at the controller, which knows whose wires these are.
+
+    async def may_load(self, _run: str) -> None:
+        """Return when the run's client may start.
+
+        Raises:
+            EnvironmentFailure: another run of the round broke off.
+        """
+        await self._until("may_load")
+
+    async def loads(self, _run: str) -> None:
+        """The run's client has completed a request."""
+        await self.tell(frames.Tells("loads"))
+
+    async def until_over(self) -> None:
+        """Return when a background has to stop."""
+        await self._until("over")
+
+    async def leave(self, _run: str) -> None:
+        """The run's load has ended."""
+        await self.tell(frames.Tells("leaves"))
+
+    async def _until(self, what: frames.Until) -> None:
+        """Wait at the controller; when that is gone, the attempt is cancelled meanwhile."""
+        await self.tell(frames.Waits(what))
+        if problem := await self._go[what].get():
+            raise EnvironmentFailure(problem)
+
 
 async def serve(wires: Wires, start: frames.Start, table: ProcessTable) -> None:
     """Greet, execute the attempt, tell how it ended; return when its processes are gone."""
@@ -126,7 +162,7 @@ async def serve(wires: Wires, start: frames.Start, table: ProcessTable) -> None:
         record = own_record(table, sys.argv, wall_ns=time.time_ns())
         record = msgspec.structs.replace(record, role="worker", command=_command())
         await wires.tell(frames.Hello(record))
-        return frames.Finished(await run(spec, wires, halt))
+        return frames.Finished(await run(spec, wires, halt, wires if start.meets else None))
 
     task = asyncio.create_task(whole())
     wires.listen(cancel)
