@@ -30,11 +30,17 @@ def patiently(check: Check, folder: Path, scales: Sequence[float]) -> None:
 
 
 def was_held_up(client: Path) -> bool:
-    """Whether nothing happened to any request for a third of the warm-up, anywhere in a run."""
+    """Whether for a third of the warm-up nothing was sent, or nothing answered, in a run."""
     intervals = json.loads((client / "timeline.json").read_text())["intervals"]
-    moments = [each[name] for each in intervals for name in ("start_mono_ns", "end_mono_ns")]
-    for line in (client / "requests.jsonl").read_text().splitlines():
-        moments += [ns for name, ns in json.loads(line).items() if name.endswith("_mono_ns") and ns]
-    moments.sort()
-    least = (intervals[0]["end_mono_ns"] - intervals[0]["start_mono_ns"]) / 3 if intervals else 0
-    return any(later - earlier > least for earlier, later in pairwise(moments))
+    records = [json.loads(line) for line in (client / "requests.jsonl").read_text().splitlines()]
+    if not intervals:
+        return False
+    start, end = intervals[0]["start_mono_ns"], intervals[-1]["end_mono_ns"]
+    least = (intervals[0]["end_mono_ns"] - start) / 3
+    last = intervals[-1]["start_mono_ns"] if intervals[-1]["kind"] == "drain" else end
+    answers = ("first_token_mono_ns", "completed_mono_ns", "ended_mono_ns")
+    for names, until in ((("admitted_mono_ns",), last), (answers, end)):
+        moments = [at for each in records for name in names if (at := each.get(name))]
+        if any(b - a > least for a, b in pairwise(sorted([start, *moments, until]))):
+            return True
+    return False
