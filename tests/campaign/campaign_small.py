@@ -81,7 +81,9 @@ def small_protocol(
     return path
 
 
-def small_manifests(private: Path, patterns: tuple[str, ...] = ("P01", "P09")) -> Path:
+def small_manifests(
+    private: Path, patterns: tuple[str, ...] = ("P01", "P09"), *, num_requests: int = 4096
+) -> Path:
     """Write short-lined manifests for the patterns into a private folder and return it."""
     private.mkdir(mode=0o700, exist_ok=True)
     vocabulary = load_vocabulary(write_tiny_tokenizer(private / "tokenizer").parent)
@@ -98,7 +100,7 @@ def small_manifests(private: Path, patterns: tuple[str, ...] = ("P01", "P09")) -
             output_fixed=8,
             prefix="none",
             arrival="steady",
-            num_requests=4096,
+            num_requests=num_requests,
             seed=SEED,
             max_common_prefix_tokens=16,
         )

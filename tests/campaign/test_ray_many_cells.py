@@ -6,6 +6,9 @@ machine says nothing about co-location.
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +25,11 @@ from opprof.artifacts.campaign import RunRecord
 from opprof.campaign.colocation_read import read_gates
 from opprof.campaign.ledger import ledger_problems, open_reservations
 from opprof.campaign.ledger_file import NAME, read_ledger
+from opprof.campaign.store import Store, is_locked
 from opprof.files import sha256_file
 
 pytestmark = pytest.mark.ray
+REQUESTS = 16384
 
 
 @pytest.fixture
@@ -42,9 +47,15 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = tmp_path / "source.toml"
     source.write_text(text.replace("[placement]", TABLE.format(limit=1000.0, share=1.0), 1))
     monkeypatch.setattr(campaign_small, "SOURCE", source)
-    campaign_small.small_protocol(tmp_path / "small.toml")
-    campaign_small.small_manifests(tmp_path / "private")
+    # A background must not run out of requests while its target's server starts.
+    many = {"num_requests": str(REQUESTS)}
+    campaign_small.small_protocol(tmp_path / "small.toml", changes=many)
+    campaign_small.small_manifests(tmp_path / "private", num_requests=REQUESTS)
     return tmp_path
+
+
+def identity(site: Site) -> str:
+    return Store(site.out, wall_ns=time.time_ns).campaign().id
 
 
 def test_each_node_is_checked_and_then_runs_several_cells(
@@ -56,12 +67,19 @@ def test_each_node_is_checked_and_then_runs_several_cells(
     def loading() -> list[RunRecord]:
         return [run for run in site.runs if run.role == "primary" and run.state == "loading"]
 
-    site.wait(lambda: len(loading()) == 2)
+    site.wait(lambda: len(loading()) == 2 or not is_locked(site.out))
+    assert len(loading()) == 2, site.log()
     slots = [run.attempts[-1].slot for run in loading()]
     cells = {(slot.host, *slot.gpus, slot.width) for slot in slots if slot is not None}
     assert cells == {("alpha", 0, 2), ("alpha", 1, 2)}
     # The rest of the matrix is nothing new.
     site.opprof("stop", "--now", str(site.out))
+    # Nothing stays on the nodes, private manifests least of all.
+    for run in site.runs:
+        if run.state == "interrupted":
+            assert (site.out / run.attempts[-1].folder / "server.log").is_file()
+    scratch = Path(tempfile.gettempdir()) / f"opprof-{os.geteuid()}-{identity(site)}"
+    assert not scratch.exists()
     records = {run.run: run for run in site.runs}
     checked = [run for run in records.values() if run.role != "primary"]
     assert {run.state for run in checked} == {"complete"}, site.log()

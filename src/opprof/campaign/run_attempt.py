@@ -107,15 +107,15 @@ class Attempt:
                     await self._serve_and_load()
                 finally:
                     if meeting is not None:
-                        await _to_the_end(meeting.leave(self._spec.run))
-                    await _to_the_end(self._end_everything())
+                        await to_the_end(meeting.leave(self._spec.run))
+                    await to_the_end(self._end_everything())
             except EnvironmentFailure as error:
                 self._facts.fault = str(error)
             if self._place_failure is not None:
                 raise self._place_failure
             return await self._judge()
         finally:
-            await _to_the_end(self._end_helpers())
+            await to_the_end(self._end_helpers())
 
     # ------------------------------------------------------------------ the phases
 
@@ -413,7 +413,7 @@ class Attempt:
         return text
 
 
-async def _to_the_end(work: Coroutine[object, object, None]) -> None:
+async def to_the_end(work: Coroutine[object, object, None]) -> None:
     """Await ``work`` to its end, however often this task is cancelled meanwhile."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():

@@ -19,6 +19,7 @@ from opprof.campaign.executors import frames, shipping
 from opprof.campaign.executors.ray_cluster import Node, RayLimits, answer, on_node
 from opprof.campaign.executors.ray_node import LOG_PREFIX, RUN_FOLDER, Bridge, Sent
 from opprof.campaign.options import options_of
+from opprof.campaign.run_attempt import to_the_end
 from opprof.errors import EnvironmentFailure, OpprofError
 from opprof.files import sha256_file
 from opprof.workload.write import index_path, summary_path
@@ -90,7 +91,8 @@ class Errand:
         try:
             last = await asyncio.shield(task)
         except asyncio.CancelledError:
-            await self._cancel(task)
+            # A second signal only hurries it (Halt); what lies on the node comes home all the same.
+            await to_the_end(self._cancel(task))
             raise
         finally:
             for each in self._waiting:
