@@ -16,6 +16,7 @@ from typing import Any
 
 from campaign_small import small_manifests, small_protocol
 
+from opprof.campaign.naming import is_of_host
 from opprof.campaign.processes import ProcessTable
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -144,6 +145,9 @@ def digest(folder: Path) -> dict[str, str]:
     """Return name to hash of everything that may not depend on what happened on the way."""
     found: dict[str, str] = {}
     for run in sorted((folder / "runs").iterdir()):
+        if is_of_host(run.name):
+            # A further host's own burn-in.
+            continue
         for part in ("client", "traces"):
             for path in sorted((run / part).glob("*")):
                 found[f"{run.name}/{part}/{path.name}"] = sha256(path.read_bytes())

@@ -149,6 +149,69 @@ def test_each_host_is_as_wide_as_its_own_gate_says(rig: Rig) -> None:
     assert {(slot.host, slot.width) for slot in primary.values() if slot} == {("a", 2)}
 
 
+def never(check: Check) -> ColocationGate:
+    raise AssertionError(check)
+
+
+def test_every_host_is_burnt_in_before_it_measures(rig: Rig) -> None:
+    ending = rig.run(never, host("a", 1), host("b", 1))
+    assert (ending.failure, ending.stop) == ("", None)
+    ran = [where for run, where in rig.executor.hosts if "burnin" not in run]
+    assert set(ran) == {"a", "b"}
+    warm: set[str] = set()
+    for run, where in rig.executor.hosts:
+        if "burnin" in run:
+            assert where not in warm, "a host is burnt in once"
+            warm.add(where)
+        assert where in warm, run
+    burnins = [run.run for run in rig.store.runs() if run.role == "burnin"]
+    assert burnins == ["P01-C00-saturation-burnin", "P01-C00-saturation-burnin@b"]
+    assert {run.state for run in rig.store.runs()} == {"complete"}
+    waves = [run.attempts[-1].slot for run in rig.store.runs()]
+    assert sorted({slot.wave for slot in waves if slot}) == [1, 2, 3]
+
+
+def test_a_host_lost_in_its_burn_in_is_done_without(rig: Rig) -> None:
+    execute = rig.executor.execute
+
+    async def lost(spec: AttemptSpec, *rest: Any) -> Outcome:
+        if spec.run.endswith("burnin@b"):
+            rig.executor.lost.add("b")
+        return await execute(spec, *rest)
+
+    rig.monkeypatch.setattr(rig.executor, "execute", lost)
+    ending = rig.run(never, host("a", 1), host("b", 1))
+    assert (ending.failure, ending.stop) == ("", None)
+    assert rig.shown() == {"a": (1, False), "b": (None, True)}
+    states = {run.run: run.state for run in rig.store.runs()}
+    # What was b's own burn-in goes to no other host.
+    assert states.pop("P01-C00-saturation-burnin@b") == "interrupted"
+    assert set(states.values()) == {"complete"}
+    assert {where for run, where in rig.executor.hosts} == {"a"}
+
+
+def test_a_host_whose_burn_in_fails_twice_is_used_no_more(rig: Rig) -> None:
+    execute = rig.executor.execute
+
+    async def fails(spec: AttemptSpec, *rest: Any) -> Outcome:
+        done = await execute(spec, *rest)
+        if not spec.run.endswith("burnin@b"):
+            return done
+        checks = {**done.checks, "client": Gate("client", "fail", "no port", {})}
+        return msgspec.structs.replace(
+            done, checks=checks, reason="no port", fault="infrastructure"
+        )
+
+    rig.monkeypatch.setattr(rig.executor, "execute", fails)
+    ending = rig.run(never, host("a", 1), host("b", 1))
+    assert (ending.failure, ending.stop) == ("", None)
+    assert rig.shown() == {"a": (1, False), "b": (None, True)}
+    records = {run.run: run for run in rig.store.runs()}
+    own = records.pop("P01-C00-saturation-burnin@b")
+    assert (own.state, len(own.attempts)) == ("failed", 2)
+    assert {run.state for run in records.values()} == {"complete"}
+
+
 def test_a_host_whose_check_fails_stops_the_matrix_of_all(rig: Rig) -> None:
     seen: list[bool] = []
 

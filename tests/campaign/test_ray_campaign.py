@@ -27,6 +27,7 @@ from ray_nodes import (
 )
 
 from opprof.artifacts.campaign import Attempt, RunRecord
+from opprof.campaign.naming import is_of_host
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.store import Store, is_locked
 from opprof.host.cpu import CpuHost
@@ -171,14 +172,19 @@ def test_two_nodes_give_what_one_host_gives(
     # Virtual time: client files, step streams and traces have the same bytes.
     assert digest(spread.out) == digest(local.out)
     at = str(local.out), str(spread.out)
-    for one, two in zip(local.runs, spread.runs, strict=True):
+    own = [run.run for run in spread.runs if is_of_host(run.run)]
+    assert own == ["P01-C00-saturation-burnin@beta"], "the second node is warm too"
+    matrix = [run for run in spread.runs if run.run not in own]
+    for one, two in zip(local.runs, matrix, strict=True):
         mine, theirs = story(one), story(two)
         text = str(mine).replace(at[0], "CAMPAIGN"), str(theirs).replace(at[1], "CAMPAIGN")
         assert text[0] == text[1]
         assert names(local.out / "runs" / one.run) == names(spread.out / "runs" / two.run)
-    assert names(local.out / "logs") == names(spread.out / "logs")
+    logs = [name for name in names(spread.out / "logs") if not is_of_host(name)]
+    assert names(local.out / "logs") == logs
     scratch = f"/opprof-{os.geteuid()}-"
-    assert holding(spread.out / "runs", scratch) == holding(local.out / "runs", at[0])
+    held = {path for path in holding(spread.out / "runs", scratch) if not is_of_host(path)}
+    assert held == holding(local.out / "runs", at[0])
     used = [last.slot.host for run in spread.runs if (last := run.attempt) and last.slot]
     assert set(used) == {"alpha", "beta"}
     assert CpuHost().name not in used

@@ -36,7 +36,7 @@ from opprof.campaign.frozen import applies
 from opprof.campaign.hosts import hosts_to_check, is_free, placed, without_host
 from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
-from opprof.campaign.naming import run_name
+from opprof.campaign.naming import is_of_host, run_name
 from opprof.campaign.options import Options, options_of
 from opprof.campaign.stops import NAMES, joined, judge_matrix
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
@@ -255,17 +255,44 @@ class Controller:
         return self._protocol.file.pinned.engine_version
 
     async def _burn_in(self, host: Topology, config: str) -> None:
-        """Warm a host's caches of the check's configuration: its solo run has no cold start."""
+        """Warm a host's caches of a configuration: no run of it there has a cold start.
+
+        A host whose own burn-in comes to nothing is used no more in this life.
+        """
         record = self._burnin_on(host.host, config)
         while record is not None and not self._over and self._holds(host.host):
             assert self._where is not None
             where = Where((host,), {host.host: 1}, self._where.port_base)
             mine = [self._store.run(record.run)]
             balance, pace = self._ledger.balance, self._launcher.pace
-            step = next_wave(mine, where, self._placed, balance, pace)
-            if not isinstance(step, Wave):
+            step = next_wave(mine, where, self._placed, balance, pace, beside=self._planned())
+            if isinstance(step, Refusal):
+                self._refused(step)
+                return
+            if isinstance(step, Done):
+                for run, reason in step.blocked.items():
+                    self._say(f"{run} does not run: {reason}")
+                    if is_of_host(run):
+                        self._lose(host.host)
                 return
             await self._wave(step)
+
+    async def _warm(self, wave: Wave) -> bool:
+        """Burn in what a wave's hosts have not run yet; False where all of them are warm."""
+        assert self._where is not None
+        configs = {record.run: record.config for record in self._planned()}
+        wanted = dict.fromkeys((lane.slot.host, configs[lane.runs[0]]) for lane in wave.lanes)
+        cold = [] if wave.group == "burnin" else [each for each in wanted if self._cold(*each)]
+        hosts = {host.host: host for host in self._where.hosts}
+        for host, config in cold:
+            await self._burn_in(hosts[host], config)
+        return bool(cold)
+
+    def _cold(self, host: str, config: str) -> bool:
+        """Whether a configuration has burn-ins, but none that is complete on a host."""
+        burnins = [r for r in self._planned() if r.role == "burnin" and r.config == config]
+        slots = [r.attempt.slot for r in burnins if r.state == "complete" and r.attempt]
+        return bool(burnins) and not any(slot and slot.host == host for slot in slots)
 
     def _burnin_on(self, host: str, config: str) -> RunRecord | None:
         """Return the configuration's burn-in for a host; None where nothing of it is planned.
@@ -291,13 +318,15 @@ class Controller:
 
     async def _work(self) -> None:
         while not self._over and self._where is not None:
+            planned = self._planned()
             step = next_wave(
-                self._planned(),
+                [record for record in planned if not is_of_host(record.run)],
                 self._where,
                 self._placed,
                 self._ledger.balance,
                 self._launcher.pace,
                 stop=self._store.stop(),
+                beside=planned,
             )
             if isinstance(step, Done):
                 for run, reason in step.blocked.items():
@@ -308,7 +337,8 @@ class Controller:
             if isinstance(step, Refusal):
                 self._refused(step)
                 return
-            await self._wave(step)
+            if not await self._warm(step):
+                await self._wave(step)
 
     def _planned(self) -> list[RunRecord]:
         """Return the runs of the matrix; those of the co-location check are no part of it."""

@@ -138,8 +138,11 @@ def next_wave(
     pace: Pace,
     *,
     stop: Stop | None = None,
+    beside: Sequence[RunRecord] = (),
 ) -> Wave | Refusal | Done:
     """Return the next wave of a campaign whose earlier waves have all ended.
+
+    ``beside`` are runs that are not to be launched but have had waves, which keep their numbers.
 
     Resumed campaigns ask the same: complete runs are left out, a cell whose saturation is complete
     begins with its moderate run, everything keeps the protocol's order.
@@ -161,7 +164,7 @@ def next_wave(
     if not cells:
         return Done(_blocked(records, standing))
     chosen = _longest_beginning(cells, where, protocol)
-    wave = _wave(chosen, where, protocol, pace, _next_number(records))
+    wave = _wave(chosen, where, protocol, pace, _next_number([*records, *beside]))
     if not fits(now, wave.reserved_gpu_s, protocol.budget):
         return _over(wave, now, protocol)
     return wave
