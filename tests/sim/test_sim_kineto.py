@@ -19,7 +19,7 @@ from opprof.engines.sim.effects import Effects
 from opprof.engines.sim.engine import SimEngine
 from opprof.engines.sim.kineto import TraceWriter
 from opprof.engines.sim.layer1 import StepRecorder
-from opprof.engines.sim.profiler import Profiler
+from opprof.engines.sim.profiler import EmptyStep, Profiler, WindowCapture
 from opprof.mapping import load_table
 from opprof.telemetry.stream import read_stream
 from opprof.trace.join import join_window
@@ -167,6 +167,29 @@ def test_a_second_window_writes_a_second_trace(tmp_path: Path) -> None:
         ("stop", 1, None),
     ]
     assert all(len(e.traces) == 1 for e in events if e.event == "stop")
+
+
+@pytest.mark.parametrize("gap_ns", [30, 900, 20_000, 45_000, 79_999])
+def test_a_step_submitted_right_after_another_keeps_its_annotations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap_ns: int
+) -> None:
+    """The engine ran out of work and a request came within microseconds: an empty step is short."""
+    write = TraceWriter.write
+
+    def shorten(writer: TraceWriter, window: WindowCapture) -> list[Path]:
+        gone, after = window.steps[4:6]
+        window.steps.remove(gone)
+        empty = EmptyStep(gone.batch.step, after.submit_ns - gap_ns, gone.number)
+        window.empty.append(empty)
+        return write(writer, window)
+
+    monkeypatch.setattr(TraceWriter, "write", shorten)
+    (traces,) = profile(tmp_path)
+    trace = read(traces[0])
+    marks = [step.execute.opprof_step for step in trace.steps if step.execute]
+    assert None not in marks and len(marks) == 8
+    first = marks[0] or 0
+    assert marks == list(range(first, first + 8))
 
 
 def test_opaque_replays_leave_one_record_each(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ _HEAD_NS = 300_000
 """From a step's submission to its first launch."""
 _LAUNCH_NS = 4_000
 """CPU time of one launch call."""
+_MARGIN_NS = 10_000
+"""Between the edges of nested annotations."""
 _LAYER_SIGMA = 0.03
 """Spread of a kernel between layers (logarithm)."""
 _SKEW_MS = 0.05
@@ -222,14 +224,18 @@ class TraceWriter:
             start_ns = step.submit_ns
             name = f"ProfilerStep#{step.number}"
             events.append(_span("user_annotation", name, start_ns, end_ns - start_ns))
-            launched_ns = min(getattr(step, "launched_ns", start_ns + _HEAD_NS), end_ns - 20_000)
-            length_ns = launched_ns - start_ns - 20_000
-            execute = _execute(step)
-            events.append(_span("user_annotation", execute, start_ns + 20_000, length_ns))
+            # Each lies inside the one before it, also where the next step was submitted at once.
+            margin_ns = min(_MARGIN_NS, (end_ns - start_ns) // 8)
+            launched_ns = getattr(step, "launched_ns", start_ns + _HEAD_NS)
+            launched_ns = max(start_ns + 5 * margin_ns, min(launched_ns, end_ns - 2 * margin_ns))
+            execute_ns = start_ns + 2 * margin_ns
+            length_ns = launched_ns - execute_ns
+            events.append(_span("user_annotation", _execute(step), execute_ns, length_ns))
             if self._annotate:
                 index = step.step if isinstance(step, EmptyStep) else step.batch.step
                 mark = f"opprof_step_{index}"
-                events.append(_span("user_annotation", mark, start_ns + 30_000, length_ns - 20_000))
+                mark_ns, mark_length_ns = execute_ns + margin_ns, length_ns - 2 * margin_ns
+                events.append(_span("user_annotation", mark, mark_ns, mark_length_ns))
 
     def _document(self, rank: int, events: list[str]) -> str:
         head = {
