@@ -123,7 +123,10 @@ def make_spec(
 async def executor_on(
     cluster: LocalCluster, folder: Path, *, ship: bool = False, wanted: tuple[str, ...] = ()
 ) -> AsyncIterator[RayExecutor]:
-    """Yield an executor over the cluster's nodes, with the stand-in as its attempt function."""
+    """Yield an executor over the cluster's nodes, with the stand-in as its attempt function.
+
+    Only over those that stand in it now: Ray may still count one that has just been stopped.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     scratch = cluster.folder / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -133,7 +136,7 @@ async def executor_on(
         RaySettings(cluster.address, str(scratch), ship, ENTRY, LIMITS),
         grace_s=1.0,
         say=print,
-        wanted=wanted,
+        wanted=wanted or tuple(cluster.nodes),
     )
     try:
         yield executor

@@ -288,7 +288,11 @@ def test_a_lost_node_is_told_apart_and_leaves_nothing(
             elsewhere = make_spec(tmp_path, "beta", "read", run="P01-C00-saturation")
             assert (await executor.execute(elsewhere, Notes(), Halt())).reason == ""
 
-    asyncio.run(once())
+    try:
+        asyncio.run(once())
+    finally:
+        gamma.stop()
+        del cluster.nodes[gamma.name]
     assert (Path(spec.folder) / "server.log").is_file()
 
 
