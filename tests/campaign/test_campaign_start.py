@@ -92,7 +92,7 @@ def ended(store: Store, phase: str, message: str) -> None:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A campaign's folder that no controller has taken over."""
-    monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_: None)
+    monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_, **__: None)
     private = small_manifests(tmp_path / "private")
     flags = ["--virtual", "--no-cpu-masks", "--gpus", "0-1"]
     assert start(tmp_path, *flags, private=private).exit_code == 0
@@ -134,7 +134,7 @@ def test_a_start_that_its_controller_refuses_leaves_its_place_free(
     assert "manifest of P01" in found.output + str(found.exception)
     left = [path for path in tmp_path.iterdir() if path not in before]
     assert left == [tmp_path / "small.toml"]
-    monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_: None)
+    monkeypatch.setattr("opprof.cli.campaign._launch", lambda *_, **__: None)
     flags = ["--virtual", "--no-cpu-masks"]
     assert start(tmp_path, *flags, private=tmp_path / "private").exit_code == 0
 
