@@ -359,6 +359,7 @@ def rehearsed_protocol() -> Protocol:
         "warmup_s": "4",
         "clean_segment_s": "4",
         "recovery_s": "4",
+        "recovery_rolling_s": "4",
         "warmup_completions_min": "1",
         "smd_max": "0.0",
         "recovery_tolerance": "1000.0",

@@ -35,6 +35,7 @@ VALUES = {
     "warmup_s": "10",
     "clean_segment_s": "10",
     "recovery_s": "10",
+    "recovery_rolling_s": "3",
     "bootstrap_resamples": "100",
     "permutations": "100",
     "null_draws": "10",

@@ -130,6 +130,18 @@ def test_numbers_that_exclude_each_other(old: str, new: str, problem: str) -> No
     assert any(re.search(problem, each) for each in found), found
 
 
+@pytest.mark.parametrize("key", ["recovery_s = 30", "clean_segment_s = 80"])
+def test_a_recovery_that_no_run_could_judge(key: str) -> None:
+    name, _, _ = key.partition(" ")
+    text = TEXT.replace(key, f"{name} = 9")
+    reason = f"timeline.{name}: 9, shorter than gates.recovery_rolling_s 10"
+    found = check_protocol(parse_protocol(text.encode(), source="x").file)
+    assert any(each.startswith(reason) for each in found), found
+    text = text.replace("profile_windows = 2", "profile_windows = 0")
+    found = check_protocol(parse_protocol(text.encode(), source="x").file)
+    assert not any(each.startswith(reason) for each in found), found
+
+
 def test_a_required_mode_that_no_window_can_show() -> None:
     text = TEXT.replace(
         "mode_active_steps_min = 8", 'mode_active_steps_min = 17\nmodes_required = ["FULL"]'

@@ -32,6 +32,8 @@ SHORT = {
     "warmup_s": "4",
     "clean_segment_s": "4",
     "recovery_s": "4",
+    "recovery_rolling_s": "4",
+    "recovery_zero_median_waiting_max": "65536",
     "warmup_completions_min": "1",
     "block_s": "1.0",
     "bin_s": "0.5",

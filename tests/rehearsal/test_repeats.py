@@ -22,6 +22,7 @@ SHORT = {
     "warmup_s": "2",
     "clean_segment_s": "2",
     "recovery_s": "2",
+    "recovery_rolling_s": "2",
     "profile_windows": "2",
     "warmup_completions_min": "1",
     "block_s": "1.0",

@@ -69,7 +69,15 @@ def _gates(protocol: ProtocolFile) -> Iterator[str]:
                 f"patterns.{row.id}.drain_budget_s: {row.drain_budget_s:g}, but after "
                 f"{gates.drain_watchdog_s:g} s (gates.drain_watchdog_s) nobody waits any more"
             )
-    active = protocol.timeline.profile_windows * protocol.layer2.active_iterations
+    timeline = protocol.timeline
+    for key in ("recovery_s", "clean_segment_s"):
+        length = getattr(timeline, key)
+        if timeline.profile_windows and length < gates.recovery_rolling_s:
+            yield (
+                f"timeline.{key}: {length:g}, shorter than gates.recovery_rolling_s "
+                f"{gates.recovery_rolling_s:g}: no recovery can be judged"
+            )
+    active = timeline.profile_windows * protocol.layer2.active_iterations
     if gates.modes_required and gates.mode_active_steps_min > active:
         yield (
             f"gates.mode_active_steps_min: {gates.mode_active_steps_min}, but a load point's "
