@@ -44,6 +44,8 @@ MACHINE_GATES = {
 RATE_FRACTION = 0.4
 # Gates that other work on a shared machine can fail between the two load points of a cell.
 MACHINE_BOUND = ("offered_rate", "client_lag", "client_cpu", "client_loop_delay")
+RERUNS = 2
+"""A shared virtual machine stood still for 4 s in one of two runs; every run is shown."""
 
 
 def opprof(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -233,7 +235,7 @@ def cell(folder: Path, env: Path, scale: float) -> tuple[Checks, list[str]]:
 
 
 def main() -> int:
-    """Run the cell; once more, exactly, where only the machine's other work can have failed it."""
+    """Run the cell; again, exactly, where only the machine's other work can have failed it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env", type=Path, required=True)
     parser.add_argument("--keep", type=Path, help="work here and keep everything")
@@ -242,9 +244,11 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="opprof-e2e-"))
     try:
         checks, reasons = cell(folder / "first", options.env, options.time_scale)
-        if any(reason.partition(":")[0] in MACHINE_BOUND for reason in reasons):
-            print(f"{checks.failed} failed, the machine was busy: one exact rerun, both are shown")
-            checks, _ = cell(folder / "rerun", options.env, options.time_scale)
+        for number in range(1, RERUNS + 1):
+            if not any(reason.partition(":")[0] in MACHINE_BOUND for reason in reasons):
+                break
+            print(f"{checks.failed} failed, the machine was busy: exact rerun {number}")
+            checks, reasons = cell(folder / f"rerun{number}", options.env, options.time_scale)
     finally:
         if options.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
