@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -164,6 +165,18 @@ def test_the_rest_of_a_campaign_is_planned_from_its_folder(tmp_path: Path) -> No
     assert "37 runs complete, this is what is left" in text.output
 
 
+def test_a_further_hosts_own_burn_in_is_no_part_of_the_rest(tmp_path: Path) -> None:
+    from opprof.campaign.store import Store
+
+    folder = _campaign(tmp_path / "campaign", waves=1)
+    before = _json(str(folder))
+    store = Store(folder, wall_ns=lambda: 10**15)
+    burnin = next(record for record in store.runs() if record.role == "burnin")
+    own = f"{burnin.run}@dash1"
+    store.save(msgspec.structs.replace(burnin, run=own, state="pending", attempts=[]))
+    assert _json(str(folder)) == before
+
+
 def test_a_ledger_that_disagrees_with_the_state_files_is_told(tmp_path: Path) -> None:
     folder = _campaign(tmp_path / "campaign", waves=1)
     lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
@@ -179,8 +192,41 @@ def test_a_campaigns_own_options_hold(tmp_path: Path) -> None:
     assert "no campaign folder" in str(_plan(str(tmp_path)).exception)
 
 
-def test_several_hosts_share_the_waves() -> None:
+def test_several_hosts_share_the_waves(tmp_path: Path) -> None:
+    second = tmp_path / "dash1.toml"
+    text = (files("opprof.host") / "machines" / "dash0.toml").read_text()
+    second.write_text(text.replace('"dash0"', '"dash1"').replace("GPU-fa4e0000", "GPU-fa4e0001"))
+    alone = _json("phase3", "--host-file", "dash0")
+    plan = _json("phase3", "--host-file", "dash0", "--host-file", str(second))
+    assert plan.hosts == ["dash0", "dash1"]
+    assert [len(wave.lanes) for wave in plan.waves] == [5, 16, 8, 4]
+    # The burn-ins of the matrix all fit on the first host; the second one makes its own of each
+    # configuration that it runs, 140 s of one GPU (specification, "Budget").
+    ran = {
+        lane.runs[0].run.split("-")[1]
+        for wave in plan.waves
+        for lane in wave.lanes
+        if lane.slot.host == "dash1"
+    }
+    assert ran == {"C00", "C01", "C11"}
+    expected, further = plan.outlooks[0], plan.outlooks[-1]
+    assert further.assumption == "as estimated, with 3 burn-ins of more hosts"
+    more = further.consumed_gpu_hours - expected.consumed_gpu_hours
+    assert more == pytest.approx(3 * 140 / 3600)
+    assert not any("burn-ins" in outlook.assumption for outlook in alone.outlooks)
+
+
+def test_two_hosts_of_one_name_are_refused() -> None:
+    twice = _plan("phase3", "--host-file", "dash0", "--host-file", "dash0")
+    assert "one name" in str(twice.exception)
+
+
+def test_some_gpus_of_a_host() -> None:
     plan = _json("phase3", "--host-file", "dash0", "--gpus", "0-3")
     assert plan.hosts == ["dash0"]
-    text = _plan("phase3", "--host-file", "dash0", "--host-file", "dash0")
-    assert "one name" in str(text.exception)
+    assert {gpu for wave in plan.waves for lane in wave.lanes for gpu in lane.slot.gpus} == {
+        0,
+        1,
+        2,
+        3,
+    }

@@ -18,14 +18,15 @@ from opprof.artifacts.plan import (
     PlannedWave,
 )
 from opprof.campaign.colocation import needs_gate, placeable, regime_width, rounds
-from opprof.campaign.costs import Pace
+from opprof.campaign.costs import Pace, run_cost
 from opprof.campaign.forecast import Drain, Forecast, expected_outcomes, play, queue_wall_s
 from opprof.campaign.ledger import balance, ledger_problems, opening, settle
+from opprof.campaign.naming import is_of_host
 from opprof.campaign.plan import ACTIVE, planned_runs, without_colocation
 from opprof.campaign.waves import Refusal, Where
 from opprof.host.cpus import format_cpus, parse_cpus
 from opprof.protocol.load import Protocol
-from opprof.protocol.model import Placement
+from opprof.protocol.model import Placement, ProtocolFile
 
 _HOUR = 3600
 _DRAINS: tuple[tuple[str, Drain], ...] = (
@@ -116,6 +117,10 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         extra_s = sum(row.expected_gpu_hours for row in first) * _HOUR
         again = table.play("none", extra_s=extra_s)
         outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
+    if further := _further_burnins(file, request, expected):
+        again = table.play("none", extra_s=sum(further))
+        words = f"as estimated, with {len(further)} burn-ins of more hosts"
+        outlooks.append(_outlook(words, again, width))
     ending = expected.ending
     return CampaignPlan(
         schema=1,
@@ -214,6 +219,36 @@ def _rest(so_far: SoFar) -> list[RunRecord]:
     return [
         msgspec.structs.replace(record, state="interrupted") if record.state in ACTIVE else record
         for record in without_colocation(so_far.records)
+        if not is_of_host(record.run)
+    ]
+
+
+def _further_burnins(
+    protocol: ProtocolFile, request: PlanRequest, expected: Forecast
+) -> list[float]:
+    """Return the GPU-seconds of burn-ins on every host that runs a configuration it has not run.
+
+    The controller makes them where the hosts turn out to need them; they are no run of the matrix.
+    """
+    so_far = () if request.so_far is None else request.so_far.records
+    burnins = {r.config: r for r in expected.records if r.role == "burnin"}
+    warm = {
+        (record.attempt.slot.host, record.config)
+        for record in (*so_far, *expected.records)
+        if record.role == "burnin" and record.state == "complete"
+        if record.attempt is not None and record.attempt.slot is not None
+    }
+    config_of = {record.run: record.config for record in expected.records}
+    used = dict.fromkeys(
+        (lane.slot.host, config_of[lane.runs[0]])
+        for played in expected.waves
+        if played.wave.group != "burnin"
+        for lane in played.wave.lanes
+    )
+    return [
+        run_cost(protocol, burnins[config], request.pace).expected_gpu_s
+        for host, config in used
+        if config in burnins and (host, config) not in warm
     ]
 
 
