@@ -6,12 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from decision_builders import SMALL, decided, facts, of, protocol
+from decision_builders import SMALL, decided, facts, msgspec_replace, of, protocol
+from msgspec.structs import replace
 
 from opprof.analysis.inputs import read_inputs
 from opprof.analysis.layer1 import read_layer1
 from opprof.analysis.waste import step_waste
 from opprof.artifacts.decision import Decision
+from opprof.artifacts.kernels import WindowFamilies
+from opprof.decision.facts import RunFacts
 from opprof.decision.metrics import RATIOS
 from opprof.decision.page import decision_page, markdown
 from opprof.decision.planted import Truth, inverted
@@ -236,3 +239,58 @@ def test_marks_of_one_run_reach_every_comparison_it_takes_part_in() -> None:
     decision = decided(bound, runs)
     mark = f"{runs[of(runs, 'P01')].run.pattern}: simulated, no measurement"
     assert all(mark in i.marks for i in decision.inversions if i.pattern_p == "P01")
+
+
+def _with_empty_steps(entry: RunFacts, *, also: bool) -> RunFacts:
+    """The run with its second window's steps empty; ``also``: one more empty step among them."""
+
+    def emptied(window: WindowFamilies) -> list[dict[str, int]]:
+        steps = list(window.step_family_ns)
+        return [*steps[:2], {}, *steps[2:]] if also else [{} for _ in steps]
+
+    windows = list(entry.kernels.windows)
+    window = windows[1]
+    windows[1] = replace(window, step_family_ns=emptied(window))
+    others = dict(entry.kernels.alternatives)
+    for version, table in others.items():
+        second = replace(table.windows[1], step_family_ns=emptied(table.windows[1]))
+        others[version] = replace(table, windows=[table.windows[0], second])
+    return msgspec_replace(
+        entry, kernels=replace(entry.kernels, windows=windows, alternatives=others)
+    )
+
+
+def test_a_step_that_ran_nothing_takes_no_window_away() -> None:
+    """Bursty traffic leaves the scheduler steps with nothing to run, inside windows too."""
+    bound = protocol()
+    quiet = Truth(share_noise=0.01)
+    runs = facts(bound, {"P03": inverted(quiet, "attention", "moe_gemm")})
+    before = decided(bound, runs)
+    place = of(runs, "P03")
+    runs[place] = _with_empty_steps(runs[place], also=True)
+    after = decided(bound, runs)
+    assert after.h1a.outcome == before.h1a.outcome == "CONFIRMED"
+    assert after.h1a.evidence.evaluable == after.h1a.evidence.registered
+    assert after.h1a.evidence.null == before.h1a.evidence.null
+    for one, other in zip(after.inversions, before.inversions, strict=True):
+        assert replace(one, marks=[]) == replace(other, marks=[])
+
+
+def test_a_window_without_any_step_time_is_said_wherever_patterns_are_counted() -> None:
+    bound = protocol()
+    runs = facts(bound, {})
+    place = of(runs, "P03")
+    runs[place] = _with_empty_steps(runs[place], also=False)
+    decision = decided(bound, runs)
+    evidence, reason = (
+        decision.h1a.evidence,
+        "P03: window 1 has no step times under mapping table v2",
+    )
+    assert evidence.not_evaluable == {"P03": [reason]}
+    assert "P03" not in evidence.patterns and not evidence.null.evaluable
+    assert any(each.startswith("not evaluable: P03") for each in decision.h1a.reasons)
+    assert reason in markdown(decision_page(decision))
+    assert all(
+        item.evaluable == ("P03" not in (item.pattern_p, item.pattern_q))
+        for item in decision.inversions
+    )

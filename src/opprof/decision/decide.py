@@ -233,9 +233,10 @@ def _table(comparison: Comparison, version: str, matrix: Matrix) -> TableVerdict
 
 def _h1a_evidence(comparison: Comparison, main: TableVerdict, matrix: Matrix) -> H1aEvidence:
     statistics = matrix.file.statistics
-    reasons = {p: matrix.h1a_reasons(p) for p in matrix.patterns}
+    version = main.mapping_version
+    reasons = {p: h1a.obstacles(matrix, p, version) for p in matrix.patterns}
     return H1aEvidence(
-        mapping_version=main.mapping_version,
+        mapping_version=version,
         patterns=[p for p, found in reasons.items() if not found],
         not_evaluable={p: found for p, found in reasons.items() if found},
         registered=len(main.comparisons),
@@ -250,9 +251,7 @@ def _h1a_evidence(comparison: Comparison, main: TableVerdict, matrix: Matrix) ->
         sides=statistics.permutation_sides,
         strengthening=[
             Reproduction(record, accepted)
-            for record, accepted in h1a.reproductions(
-                comparison, main.mapping_version, matrix, main.comparisons
-            )
+            for record, accepted in h1a.reproductions(comparison, version, matrix, main.comparisons)
         ],
         null=main.null,
         notes=notes.h1a_notes(main),

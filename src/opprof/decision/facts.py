@@ -61,6 +61,7 @@ def run_status(facts: RunFacts, tolerated: frozenset[str]) -> RunStatus:
         marks.append("drain quarantined")
     if run.simulated:
         marks.append("simulated, no measurement")
+    marks += _empty_steps(facts.kernels)
     if run.time_scale != 1.0:
         marks.append(f"durations scaled by {run.time_scale:g}")
     breakdown = list(invalid)
@@ -86,6 +87,16 @@ def run_status(facts: RunFacts, tolerated: frozenset[str]) -> RunStatus:
             {item.gate.name for item in facts.gates if item.gate.outcome == "not_evaluable"}
         ),
     )
+
+
+def _empty_steps(kernels: Kernels) -> list[str]:
+    """Windows with steps that ran nothing, which no test over steps can use."""
+    return [
+        f"window {window.window}: {empty} of {len(window.steps)} active steps launched no kernel"
+        for window in kernels.windows
+        if window.rank == 0
+        if (empty := sum(step.kernel_ns == 0 for step in window.steps))
+    ]
 
 
 def _sentence(gate: Gate) -> str:

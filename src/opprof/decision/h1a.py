@@ -58,6 +58,16 @@ def table_of(comparison: Comparison, version: str) -> Comparison | TableComparis
     return comparison.alternatives[version]
 
 
+def obstacles(matrix: Matrix, pattern: str, version: str) -> list[str]:
+    """Why a pattern takes no part in H1a under a mapping table; empty when it does."""
+    found = matrix.h1a_reasons(pattern)
+    if found:
+        return found
+    kernels = matrix.facts[matrix.primary(pattern)].kernels
+    steps = window_steps(kernels, version, matrix.file.ranking.families)
+    return [f"{pattern}: {steps}"] if isinstance(steps, str) else []
+
+
 def primary_comparisons(
     comparison: Comparison, version: str, matrix: Matrix
 ) -> list[DecidedComparison]:
@@ -70,7 +80,7 @@ def primary_comparisons(
         if (item.config, item.load_point, item.role)
         == (load.primary_config, load.primary_load_point, "primary")
     }
-    obstacles = {
+    apart = {
         (pair.pattern_p, pair.pattern_q): pair.reasons
         for pair in comparison.pattern_pairs
         if (pair.config, pair.load_point, pair.role)
@@ -79,7 +89,8 @@ def primary_comparisons(
     records: list[DecidedComparison] = []
     for p, q in combinations(matrix.patterns, 2):
         keys = matrix.primary(p), matrix.primary(q)
-        reasons = [*matrix.h1a_reasons(p), *matrix.h1a_reasons(q), *obstacles.get((p, q), [])]
+        reasons = [each for side in (p, q) for each in obstacles(matrix, side, version)]
+        reasons += apart.get((p, q), [])
         tested = permute_pair(matrix, keys[0], keys[1], version)
         if tested.reason is not None and not reasons:
             reasons = [tested.reason]

@@ -20,8 +20,10 @@ def window_steps(
 ) -> list[WindowSteps] | str:
     """Return one entry a window under a mapping table, or the reason why there is none.
 
-    A step's total holds everything of the step, opaque replays included. A tensor-parallel run has
-    no single series of steps: ranks are never summed, so it has none here.
+    A step's total holds everything of the step, opaque replays included. A step that launched no
+    kernel (the scheduler had nothing to run) has no share and is left out, as it adds nothing to
+    its window's. A tensor-parallel run has no single series of steps: ranks are never summed, so it
+    has none here.
     """
     import numpy as np
 
@@ -38,11 +40,11 @@ def window_steps(
         return "several ranks: descriptive only"
     found = []
     for window in sorted(windows, key=lambda item: item.window):
-        steps = window.step_family_ns
-        totals = [sum(step.values()) for step in steps]
-        if not steps or min(totals) <= 0:
+        steps = [step for step in window.step_family_ns if sum(step.values()) > 0]
+        if not steps:
             return f"window {window.window} has no step times under mapping table {version}"
         rows = [[step.get(family, 0) for family in families] for step in steps]
+        totals = [sum(step.values()) for step in steps]
         found.append(WindowSteps(np.asarray(rows, np.float64), np.asarray(totals, np.float64)))
     return found
 

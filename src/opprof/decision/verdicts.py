@@ -91,6 +91,8 @@ def verdict_h1a(matrix: Matrix, evidence: H1aEvidence, stops: Sequence[str]) -> 
     if evidence.not_evaluable:
         names = ", ".join(evidence.not_evaluable)
         reasons.append(f"not evaluable: {names}; a refutation needs the complete matrix")
+    elif left_out := evidence.registered - evidence.evaluable:
+        reasons.append(f"{left_out} of {evidence.registered} comparisons are not evaluable")
     if null.same_top is False:
         reasons.append("no single family is top in every window of every pattern")
     if null.bounds_below is False:
