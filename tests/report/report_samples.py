@@ -38,6 +38,7 @@ from opprof.compare import RunInput, compare_runs, comparison_rule
 from opprof.protocol import load_protocol
 from opprof.report.downsample import StepSeries
 from opprof.report.inputs import ReportInput, RunView
+from opprof.telemetry.series import EMPTY
 
 NS = 1_000_000_000
 
@@ -185,6 +186,11 @@ def composition(
             "FULL": series(24.0, 150),
             "PIECEWISE": series(38.0, 40),
             "NONE": series(160.0, 210),
+        },
+        step_duration_ms_among_like={
+            "FULL": series(24.0, 120),
+            "PIECEWISE": EMPTY,
+            "NONE": series(160.0, 180),
         },
         step_latency_ms=series(180.0),
         step_duration_sum_ms=38_400.0,

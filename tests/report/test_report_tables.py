@@ -140,6 +140,7 @@ def test_kernel_time_stands_beside_clean_step_duration_by_mode_and_rank() -> Non
     median, clean = column(table, "kernels median")[0], column(table, "clean step median")[0]
     assert (median.text, clean.text) == ("150", "152")
     assert plain(column(table, "of it in kernels")[0].text) == "98.7 %"
+    assert column(table, "clean steps")[0].text == "180"
 
 
 def test_null_failure_rate_stands_beside_each_verdict() -> None:

@@ -10,10 +10,12 @@ import report_samples as samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opprof.report import formats
+from opprof.artifacts.common import Series
+from opprof.report import fill, formats
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.text import ranking, verdict
 from opprof.report.text.glossary import GLOSSARY
+from opprof.telemetry.series import EMPTY
 
 SAMPLE = samples.sample()
 P01, P03, P03_C01, TP2, P08 = SAMPLE.runs
@@ -28,6 +30,27 @@ def test_kernels_that_exceed_a_clean_step_are_no_share_of_it() -> None:
         verdict._fill_sentence("FULL", [0.45, 0.98])
     )
     assert "larger steps, or the profiler" in verdict._fill_sentence("NONE", [0.9, 14.13])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"NONE": EMPTY}, "none of 210 clean NONE steps ran between two of its mode"),
+        ({}, "the analysis is of before this figure; analyse the run again"),
+    ],
+)
+def test_a_mode_without_steps_among_their_like_has_no_share_and_says_why(
+    change: dict[str, Series], why: str
+) -> None:
+    assert P01.layer1 is not None and P01.layer1.clean_union is not None
+    union = msgspec.structs.replace(P01.layer1.clean_union, step_duration_ms_among_like=change)
+    run = msgspec.structs.replace(
+        P01, layer1=msgspec.structs.replace(P01.layer1, clean_union=union)
+    )
+    (row,) = [row for row in fill.fills(run) if row.rank == 0]
+    assert (row.fraction, row.why_not) == (None, why)
+    (sentence,) = verdict._fill_sentences(run) or [""]
+    assert sentence == f"How much of a clean NONE step kernels take is not known: {why}."
 
 
 @pytest.mark.parametrize(

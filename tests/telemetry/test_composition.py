@@ -91,6 +91,33 @@ def test_each_kind_of_step_is_counted_once() -> None:
     assert found.context_len_max == 120
 
 
+def test_durations_among_like_leave_out_steps_beside_another_mode() -> None:
+    """An eager step between replayed ones was launched while the one before had not completed."""
+    eager = {"mode": "NONE", "hit": False, "unpadded_tokens": 4, "bucket_tokens": 0}
+    ms = 1_000_000
+    ends = (10, 20, 110, 112, 122, 132, 142, 222, 302)  # step 2 waits for the launch of step 3
+    modes = (None, None, None, eager, None, None, eager, eager, eager)
+    steps = [
+        step(
+            index,
+            submit_mono_ns=(0 if index < 2 else ends[index - 2]) * ms,
+            complete_mono_ns=end * ms,
+            **({} if mode is None else {"graph": mode}),
+        )
+        for index, (end, mode) in enumerate(zip(ends, modes, strict=True))
+    ]
+    found = of(steps, end=1000 * ms)
+    assert found.step_duration_ms_by_mode["NONE"].n == 4
+    assert found.step_duration_ms_by_mode["NONE"].min == 2.0
+    like = found.step_duration_ms_among_like
+    assert (like["NONE"].n, like["NONE"].p50) == (1, 80.0)
+    assert (like["FULL"].n, like["FULL"].p50) == (1, 10.0)
+    assert like["PIECEWISE"] == EMPTY
+    # A step that the stream has lost is no neighbour.
+    lost = of([each for each in steps if each["step"] != 7], end=1000 * ms)
+    assert lost.step_duration_ms_among_like["NONE"] == EMPTY
+
+
 def test_events_of_steps_without_a_model_count_and_those_of_faulty_steps_do_not() -> None:
     found = of(mixed_steps(), end=100_000_000)
     assert found.preemptions == 3

@@ -98,6 +98,11 @@ class Composition(Struct, frozen=True, forbid_unknown_fields=True):
     """(prefill + decode tokens) / sum of step durations in ms."""
     resumed_requests: int = 0
     recomputed_tokens: int = 0
+    step_duration_ms_among_like: dict[str, Series] = {}
+    """By graph mode, of the steps whose neighbours in the stream, before and after, ran in the same
+    mode. With async scheduling the launch of a step holds back the completion of the one before,
+    which then counts that time; only among its like does a step give and take alike. Empty in
+    artefacts of before this field."""
 
 
 class LatencySummary(Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from opprof.telemetry.membership import Members
 from opprof.telemetry.series import NS_PER_MS, NS_PER_S, series
 
 if TYPE_CHECKING:
-    from opprof.telemetry.columns import Int64
+    from opprof.telemetry.columns import Bool, Int64
 
 _PER_STEP = {
     "requests_per_step": "scheduled_requests",
@@ -94,6 +94,8 @@ def _modes(columns: StepColumns, rows: Int64) -> dict[str, Any]:
     """Steps, shares of steps, shares of time and durations by graph mode; zero modes included."""
     modes = columns.mode[rows]
     durations = columns.duration_ns[rows]
+    among_like = _among_like(columns, rows)
+    like: dict[str, Series] = {}
     total_ns = int(durations.sum())
     steps: dict[str, int] = {}
     time_shares: dict[str, float] = {}
@@ -104,12 +106,23 @@ def _modes(columns: StepColumns, rows: Int64) -> dict[str, Any]:
         if total_ns > 0:
             time_shares[name] = int(of_mode.sum()) / total_ns
         by_mode[name] = series(of_mode, NS_PER_MS)
+        like[name] = series(durations[(modes == code) & among_like], NS_PER_MS)
     return {
         "mode_steps": steps,
         "mode_shares": {name: n / len(rows) for name, n in steps.items()} if len(rows) else {},
         "mode_time_shares": time_shares,
         "step_duration_ms_by_mode": by_mode,
+        "step_duration_ms_among_like": like,
     }
+
+
+def _among_like(columns: StepColumns, rows: Int64) -> Bool:
+    """Tell for each row whether the steps just before and after it ran in its graph mode."""
+    import numpy as np
+
+    pairs = (columns.mode[1:] == columns.mode[:-1]) & (np.diff(columns.step) == 1)
+    edged = np.concatenate(([False], pairs, [False]))
+    return (edged[:-1] & edged[1:])[rows]
 
 
 def _prefix(columns: StepColumns, rows: Int64) -> dict[str, Any]:

@@ -259,7 +259,9 @@ def step_durations(ident: str, report: ReportInput) -> Table:
         rows=tuple(rows),
         notes=(
             "Duration is completion minus the later of submission and every earlier completion, "
-            "so that steps submitted ahead are not counted twice.",
+            "so that steps submitted ahead are not counted twice. An eager step that is launched "
+            "while another one is in flight holds that one back: the step before it counts the "
+            "time of the launch, and its own duration can be a few milliseconds.",
         ),
         empty="No run has clean steps.",
     )

@@ -270,7 +270,7 @@ def fill(ident: str, report: ReportInput) -> Table:
             value_cell(row.kernel_median_ms),
             value_cell(row.kernel_ms[-1]),
             value_cell(row.clean_steps),
-            value_cell(row.clean_median_ms, "no clean step in this mode"),
+            value_cell(row.clean_median_ms, row.why_not),
             Cell(percent(row.fraction), sort=row.fraction, tone="" if row.reported else "muted"),
         )
         for run in report.runs
@@ -290,6 +290,9 @@ def fill(ident: str, report: ReportInput) -> Table:
             "Near 100 %, kernels fill a step and the GPU limits it; far below, the host does. The "
             "two medians are of different steps: where their batches differ (see the composition), "
             "the ratio says nothing. Grey: too few active steps in this mode to report it apart.",
+            "Clean steps are those between two of their own graph mode: with steps in flight the "
+            "launch of an eager step holds back the completion of the step before, which then "
+            "counts that time.",
         ),
         empty="No accepted window has joined steps.",
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import WindowFamilies
 from opprof.report.cells import red_flags as cell_red_flags
-from opprof.report.fill import fills
+from opprof.report.fill import Fill, fills
 from opprof.report.formats import listing, percent, plural, points, span
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import family
@@ -204,11 +204,19 @@ def _one_leader(windows: Sequence[WindowFamilies]) -> str:
 
 def _fill_sentences(run: RunView) -> list[str]:
     """Say how much of a clean step the kernels take, for modes with enough active steps."""
-    modes: dict[str, list[float]] = {}
+    modes: dict[str, list[Fill]] = {}
     for row in fills(run):
-        if row.reported and row.fraction is not None:
-            modes.setdefault(row.mode, []).append(row.fraction)
-    return [_fill_sentence(mode, found) for mode, found in modes.items()]
+        if row.reported:
+            modes.setdefault(row.mode, []).append(row)
+    sentences = []
+    for mode, rows in modes.items():
+        found = [row.fraction for row in rows if row.fraction is not None]
+        if found:
+            sentences.append(_fill_sentence(mode, found))
+        else:
+            why = rows[0].why_not
+            sentences.append(f"How much of a clean {mode} step kernels take is not known: {why}.")
+    return sentences
 
 
 def _fill_sentence(mode: str, found: list[float]) -> str:
