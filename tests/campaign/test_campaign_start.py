@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaign_builders import ended as completed
 from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner, Result
 
@@ -219,7 +220,8 @@ def test_status_says_why_nothing_runs(store: Store) -> None:
     assert store.campaign().options["gpus"] == [0, 1]
     ended(store, "stopped", "told to end")
     found = CliRunner().invoke(group, ["status", str(store.folder)])
-    assert found.exit_code == 0
+    # Runs are left, and nobody works on them.
+    assert found.exit_code == 1
     assert "told to end" in found.output
     assert "h of virtual time, one cell after the other" in found.output
     assert f"go on: opprof campaign resume {store.folder}" in found.output.replace("\n", "")
@@ -231,3 +233,22 @@ def test_status_says_why_nothing_runs(store: Store) -> None:
     assert "go on:" not in found.output
     for record in store.runs():
         assert record.run in found.output
+
+
+@pytest.mark.parametrize("phase", ["running", "stopped", "failed", "finished"])
+def test_status_exits_with_1_while_runs_are_left_and_nobody_works_on_them(
+    store: Store, phase: str
+) -> None:
+    """A record that still says ``running`` under a free lock is of a dead controller."""
+
+    def code() -> int:
+        return CliRunner().invoke(group, ["status", str(store.folder)]).exit_code
+
+    assert code() == 1, "no controller was ever started"
+    ended(store, phase, "")
+    assert code() == 1
+    with campaign_lock(store.folder):
+        assert code() == 0
+    for record in store.runs():
+        store.save(completed(record, "complete"))
+    assert code() == 0

@@ -233,8 +233,8 @@ def stop(folder: Path, now: bool) -> None:
 def status(folder: Path, watch: bool, as_json: bool) -> None:
     """Show runs, phases, failed checks, budget, and whether the controller lives.
 
-    Exit code 1 while a hard stop waits for review, when a run has failed, or when the campaign has
-    ended without all its runs.
+    Exit code 1 where it does not go on by itself: a hard stop waits for review, a run has failed,
+    or runs are left and no controller works on them (it has ended, was stopped, or is dead).
     """
     from opprof.cli.campaign_tables import show_status
 

@@ -42,10 +42,12 @@ def show_status(folder: Path, *, watch: bool, as_json: bool) -> int:
 
 
 def _code(store: Store) -> int:
+    """1 where somebody has to do something: the campaign does not end well by itself."""
     records = store.runs()
     failed = any(record.state == "failed" for record in records)
-    ended, _ = controller_state(store.folder)
-    missing = ended == "finished" and any(record.state != "complete" for record in records)
+    state, controller = controller_state(store.folder)
+    stands = state != "running" or _held(controller) != ""
+    missing = stands and any(record.state != "complete" for record in records)
     return int(store.stop() is not None or failed or missing)
 
 
