@@ -23,3 +23,10 @@ def test_both_commands_declare_the_same_four() -> None:
     ours, theirs = declared(scan), declared(pack)
     assert [ours[name] for name in names] == [theirs[name] for name in names]
     assert ours["--private"]["required"] and ours["--private"]["multiple"]
+
+
+def test_the_help_names_what_pack_refuses_without() -> None:
+    """Only manifests of ``materialize-private`` are asked for (docs/integrity.md)."""
+    text = str(declared(pack)["--private"]["help"])
+    assert "each that materialize-private made for DIR: pack refuses without" in text
+    assert "all that DIR used" not in text

@@ -19,7 +19,9 @@ from decision_builders import (
 
 from opprof.artifacts.decision import Decision
 from opprof.decision.planted import Truth, inverted
+from opprof.decision.verdicts import NO_WINDOWS, decision_label
 from opprof.errors import InputError
+from opprof.protocol import Protocol
 
 QUIET = Truth(share_noise=0.01, r64=0.1, drift=0.01)
 INVERTED = inverted(QUIET, "attention", "moe_gemm")
@@ -210,6 +212,35 @@ def test_only_invalid_runs_make_the_decision_invalid() -> None:
     assert (decision.h1a.outcome, decision.h1b.outcome) == ("INVALID", "INVALID")
     assert decision.compound.outcome == "INVALID"
     assert "clean_duration" in decision.h1a.reasons[1]
+
+
+def test_a_design_without_windows_leaves_h1a_open_and_says_why() -> None:
+    bound = protocol()
+    timeline = msgspec.structs.replace(bound.file.timeline, profile_windows=0)
+    bound = Protocol(
+        msgspec.structs.replace(bound.file, timeline=timeline), bound.sha256, bound.source
+    )
+    runs = [with_gate(entry, "representativeness", "breakdown") for entry in facts(bound, {})]
+    decision = decided(bound, runs)
+    assert decision.h1a.outcome == "INCONCLUSIVE"
+    assert decision.h1a.reasons == [NO_WINDOWS]
+    # A run that may not be used at all is another matter.
+    runs = [with_gate(entry, "clean_duration", "run") for entry in runs]
+    assert decided(bound, runs).h1a.outcome == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("exploratory", "rehearsed", "label"),
+    [
+        (False, False, "registered campaign; "),
+        (True, False, "exploratory: a list of runs, no campaign; "),
+        (False, True, "rehearsal of a draft protocol, nothing is registered; "),
+    ],
+)
+def test_the_label_says_what_is_registered(exploratory: bool, rehearsed: bool, label: str) -> None:
+    file = msgspec.structs.replace(protocol().file, status="draft", partial_matrix=None)
+    found = decision_label(file, exploratory=exploratory, rehearsed=rehearsed, simulated=True)
+    assert found == label + "simulated runs, no measurement"
 
 
 def test_quarantined_runs_stay_usable_and_are_marked_until_they_are_too_many() -> None:

@@ -78,6 +78,7 @@ def test_an_inversion_comes_back_with_its_repeats(short: Path, tmp_path: Path) -
     assert report.repeats.recovered.count == report.repeats.repeats == 1
     decision = json.loads((out / "decision.json").read_bytes())
     assert decision["simulated"] is True and "simulated" in decision["label"]
+    assert decision["label"].startswith("rehearsal of a draft protocol, nothing is registered")
     for file in ("client/timeline.json", "client/result.json", "environment.json"):
         assert json.loads((out / "runs" / report.runs[0].name / file).read_bytes())["simulated"]
     with pytest.raises(StateConflict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opprof.cli.options import gpu_indices, json_option, print_json
+from opprof.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,14 +192,19 @@ def _head(plan: CampaignPlan) -> list[str]:
     return [
         f"{plan.protocol_id} ({plan.status}) {plan.protocol_sha256[:12]}: forecast, not measured",
         *(f"host       {host}: {_width(plan, host)}" for host in plan.hosts),
-        f"runs       {plan.cells} cells, {plan.measured_runs} measured runs, "
-        f"{plan.burnins} burn-ins, time scale {plan.time_scale:g}",
+        f"runs       {plural(plan.cells, 'cell')}, "
+        f"{plural(plan.measured_runs, 'measured run')}, {plural(plan.burnins, 'burn-in')}, "
+        f"time scale {plan.time_scale:g}",
         *(
-            [f"campaign   {plan.campaign}: {plan.complete} runs complete, this is what is left"]
+            [
+                f"campaign   {plan.campaign}: {plural(plan.complete, 'run')} complete, this is what "
+                "is left"
+            ]
             if plan.campaign
             else []
         ),
-        f"budget     {plan.gpu_hours_max:g} GPU-hours, {plan.prior_gpu_hours:g} used before",
+        f"budget     {plan.gpu_hours_max:g} GPU-hours, {plan.prior_gpu_hours:g} used before the "
+        "campaign",
     ]
 
 
@@ -248,8 +254,9 @@ def _colocation(plan: CampaignPlan) -> list[str]:
         minutes = row.expected_s / 60
         where = f"{row.host} " if len(plan.hosts) > 1 else ""
         rows.append(
-            f"  {where}{row.regime:<5} {row.load_point:<10} {row.gpus} GPUs, {minutes:.1f} min,"
-            f" {row.expected_gpu_hours:.3f} GPU-h (reserved {row.reserved_gpu_hours:.3f})"
+            f"  {where}{row.regime:<5} {row.load_point:<10} {plural(row.gpus, 'GPU')}, "
+            f"{minutes:.1f} min, {row.expected_gpu_hours:.3f} GPU-h "
+            f"(reserved {row.reserved_gpu_hours:.3f})"
         )
         if row.load_point == "saturation" and row.backgrounds:
             rows.append(f"        beside {beside}")

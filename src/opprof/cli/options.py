@@ -83,8 +83,9 @@ def scan_options(function: F) -> F:
             "manifests",
             metavar="MANIFEST",
             required=True,
-            help="Private manifest or its source; repeat for several, all that DIR used must be "
-            "named. None of their text may be in DIR.",
+            help="Manifest, or trace that one was made from, whose text may not be in DIR; at least "
+            "one, repeatable. Name each that materialize-private made for DIR: pack refuses without. "
+            "Those of materialize are drawn, and hold nothing private.",
             **several,
         ),
         click.option(

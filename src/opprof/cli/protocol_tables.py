@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opprof.protocol.design import Design, cells
 from opprof.protocol.load import Protocol
+from opprof.words import plural
 
 
 def show_lines(protocol: Protocol, numbers: Design, order: list[tuple[str, str]]) -> list[str]:
@@ -68,8 +69,9 @@ def _arithmetic(protocol: Protocol, numbers: Design) -> list[str]:
         f"patterns            {numbers.patterns}",
         f"configurations      {numbers.configs}",
         f"cells               {numbers.cells} ({numbers.tp1_cells} on one GPU)",
-        f"measured runs       {numbers.primary_runs} + {numbers.confirmation_runs} confirmations "
-        f"= {numbers.measured_runs}, and {numbers.burnins} burn-ins",
+        f"measured runs       {numbers.primary_runs} + "
+        f"{plural(numbers.confirmation_runs, 'confirmation')} = {numbers.measured_runs}, and "
+        f"{plural(numbers.burnins, 'burn-in')}",
         f"profiler windows    {numbers.windows}, {numbers.active_iterations} active iterations, "
         f"{numbers.trace_files} trace files",
         f"clean seconds       {numbers.clean_s_per_run:g} a run "
@@ -82,7 +84,7 @@ def _arithmetic(protocol: Protocol, numbers: Design) -> list[str]:
         f"GPU time            about {budget.gpu_hours_estimate:g} GPU-hours "
         f"({numbers.gpu_hours:.3f} computed)",
         f"budget              {budget.gpu_hours_max:g} GPU-hours, "
-        f"{budget.gpu_hours_used:g} used before",
+        f"{budget.gpu_hours_used:g} used before the campaign",
         f"disk                public at most {_gigabytes(budget.public_bytes_max)}"
         f"{_expected_size(protocol)}, private {_gigabytes(budget.private_bytes_max)}, "
         f"free at least {_gigabytes(budget.free_space_bytes_min)}",
@@ -147,6 +149,8 @@ def _order(order: list[tuple[str, str]]) -> list[str]:
 
 
 def _amendments(protocol: Protocol) -> list[str]:
+    if not protocol.file.amendments:
+        return ["no amendments"]
     rows = ["amendments (later takes precedence)"]
     for amendment in protocol.file.amendments:
         rows.append(f"  {amendment.date} {amendment.id} - {amendment.title}: {amendment.summary}")

@@ -20,6 +20,7 @@ from opprof.artifacts.campaign import Campaign, RunRecord, Stop
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_file
 from opprof.protocol import Protocol
+from opprof.words import plural
 
 T = TypeVar("T")
 _LIMIT_BYTES = 64 << 20
@@ -109,7 +110,7 @@ def _record(path: Path) -> RunRecord:
 def _absence(record: RunRecord) -> str:
     last = record.attempt
     reason = f": {last.reason}" if last is not None and last.reason else ""
-    return f"its state is {record.state} after {len(record.attempts)} attempts{reason}"
+    return f"its state is {record.state} after {plural(len(record.attempts), 'attempt')}{reason}"
 
 
 def _marks(record: RunRecord) -> list[str]:

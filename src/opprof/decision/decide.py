@@ -45,6 +45,7 @@ def decide(
     provenance: Provenance,
     *,
     exploratory: bool,
+    rehearsed: bool = False,
     tolerated: frozenset[str] = frozenset(),
     absent: Mapping[str, str] | None = None,
     stop: str | None = None,
@@ -54,9 +55,11 @@ def decide(
     """Decide H1a, H1b and the compound hypothesis.
 
     The result depends on the runs and the protocol only, not on their order or on ``jobs`` (worker
-    processes that resample). ``tolerated`` names gates whose failure only marks a run (a rehearsal
-    runs on scaled time). ``absent`` says of planned runs why they are not there, ``stop`` why a
-    campaign stands still (a note, no verdict). ``advance`` is called after each run's resampling.
+    processes that resample). ``rehearsed`` says that no campaign was run and nothing is registered:
+    it changes the label alone. ``tolerated`` names gates whose failure only marks a run (a
+    rehearsal runs on scaled time). ``absent`` says of planned runs why they are not there, ``stop``
+    why a campaign stands still (a note, no verdict). ``advance`` is called after each run's
+    resampling.
 
     Raises:
         InputError: no run, two runs with one identity, measured and simulated runs together, or an
@@ -78,7 +81,9 @@ def decide(
     simulated = any(facts.run.simulated for facts in matrix.facts.values())
     return Decision(
         schema=SCHEMA,
-        label=verdicts.decision_label(matrix.file, exploratory=exploratory, simulated=simulated),
+        label=verdicts.decision_label(
+            matrix.file, exploratory=exploratory, simulated=simulated, rehearsed=rehearsed
+        ),
         exploratory=exploratory,
         simulated=simulated,
         h1a=first,

@@ -16,6 +16,7 @@ from opprof.artifacts.decision import (
     Estimate,
     RunStatus,
 )
+from opprof.words import plural
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def verdict_section(decision: Decision) -> PageSection:
     rows = tuple((name, part.outcome, "; ".join(part.reasons)) for name, part in parts)
     flags = tuple(f"Red flag: {flag}" for flag in decision.sanity.red_flags)
     table = PageTable("Verdict", ("hypothesis", "outcome", "reasons"), rows)
-    return PageSection("Verdict", (*flags, f"This decision is {decision.label}."), (table,))
+    return PageSection("Verdict", (*flags, f"Kind of decision: {decision.label}."), (table,))
 
 
 def h1a_section(decision: Decision) -> PageSection:
@@ -138,8 +139,10 @@ def comparison_table(title: str, items: Sequence[DecidedComparison]) -> PageTabl
 def h1b_section(decision: Decision) -> PageSection:
     """Every frozen contrast with every waste metric and its association."""
     evidence = decision.h1b.evidence
+    passing = f"{len(evidence.passing) or 'none'}"
+    verb = "qualify" if len(evidence.passing) > 1 else "qualifies"
     sentences = [
-        f"{len(evidence.contrasts)} frozen contrasts, {len(evidence.passing)} qualify."
+        f"{plural(len(evidence.contrasts), 'frozen contrast')}, of which {passing} {verb}."
         f" Corrected intervals: Holm within each waste family at {evidence.alpha:g},"
         f" {evidence.resamples} resamples, seed {evidence.seed}.",
         "I_mix, the efficiency loss and the step-time residual are signed.",

@@ -19,8 +19,13 @@ from opprof.artifacts.decision import (
 )
 from opprof.decision.design import Matrix, run_name
 from opprof.protocol.model import ProtocolFile
+from opprof.words import plural
 
 NULL: VerdictOutcome = "REFUTED / NULL SUPPORTED"
+NO_WINDOWS = (
+    "the protocol plans no profiler windows ([timeline].profile_windows = 0): no run has an"
+    " operator breakdown, so this design cannot judge H1a"
+)
 
 
 def stop_conditions(matrix: Matrix) -> list[str]:
@@ -70,10 +75,17 @@ def _cause(reason: str) -> str:
 
 
 def verdict_h1a(matrix: Matrix, evidence: H1aEvidence, stops: Sequence[str]) -> VerdictH1a:
-    """H1a is existential: one accepted inversion confirms it, only a complete matrix refutes it."""
-    invalid = [*stops, *invalid_parts(matrix, matrix.patterns, breakdown=True)]
+    """H1a is existential: one accepted inversion confirms it, only a complete matrix refutes it.
+
+    Runs without windows that the protocol does not plan either are not unusable: what they leave
+    open is open by design.
+    """
+    windows = matrix.file.timeline.profile_windows
+    invalid = [*stops, *invalid_parts(matrix, matrix.patterns, breakdown=windows > 0)]
     if invalid:
         return VerdictH1a("INVALID", invalid, evidence)
+    if windows == 0:
+        return VerdictH1a("INCONCLUSIVE", [NO_WINDOWS], evidence)
     if evidence.accepted:
         return VerdictH1a("CONFIRMED", [inversion_sentence(i) for i in evidence.accepted], evidence)
     null = evidence.null
@@ -115,7 +127,11 @@ def verdict_h1b(matrix: Matrix, evidence: H1bEvidence, stops: Sequence[str]) -> 
         reason = f"all {len(evidence.contrasts)} contrasts are below every threshold"
         return VerdictH1b(NULL, [reason], evidence)
     usable = sum(1 for item in evidence.contrasts if item.evaluable)
-    reasons = [f"none of {usable} evaluable contrasts qualifies"]
+    reasons = [
+        f"none of {plural(usable, 'evaluable contrast')} qualifies"
+        if usable
+        else "no contrast is evaluable"
+    ]
     if evidence.not_evaluable:
         names = ", ".join(evidence.not_evaluable)
         reasons.append(f"not evaluable: {names}; a refutation needs every contrast")
@@ -132,8 +148,9 @@ def _open_contrasts(evidence: H1bEvidence) -> list[str]:
         name = f"{item.irregular} vs {item.control}"
         if item.passing_metrics:
             metrics = ", ".join(item.passing_metrics)
+            verb = "is" if len(item.passing_metrics) == 1 else "are"
             state = "was not measured" if item.passes is None else "was not found"
-            found.append(f"{name}: {metrics} is material, and the association {state}")
+            found.append(f"{name}: {metrics} {verb} material, and the association {state}")
         above = [m.metric for m in item.metrics if m.exceeds_threshold and not m.passes]
         if above:
             found.append(f"{name}: {', '.join(above)} above its threshold, zero not excluded")
@@ -205,9 +222,13 @@ def passing_sentences(evidence: H1bEvidence) -> list[str]:
     return sentences
 
 
-def decision_label(file: ProtocolFile, *, exploratory: bool, simulated: bool) -> str:
+def decision_label(
+    file: ProtocolFile, *, exploratory: bool, simulated: bool, rehearsed: bool = False
+) -> str:
     """Say what kind of decision this is."""
     kind = "exploratory: a list of runs, no campaign" if exploratory else "registered campaign"
+    if rehearsed:
+        kind = f"rehearsal of a {file.status} protocol, nothing is registered"
     if simulated:
         kind += "; simulated runs, no measurement"
     if file.partial_matrix is not None:

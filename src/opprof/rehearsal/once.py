@@ -77,6 +77,7 @@ def decide_once(
         protocol,
         provenance(facts, once.found, protocol),
         exploratory=False,
+        rehearsed=True,
         tolerated=REHEARSAL_GATES,
         jobs=jobs,
     )
