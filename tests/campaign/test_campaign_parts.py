@@ -35,6 +35,7 @@ from opprof.campaign.server import (
     RunPlace,
     free_port,
     launch_of,
+    not_modelled,
     served_model,
     server_environment,
 )
@@ -153,7 +154,7 @@ def test_children_inherit_no_steering(monkeypatch: pytest.MonkeyPatch, tmp_path:
 # -------------------------------------------------------------------------------- server
 
 
-PLACE = RunPlace(Path('/run/"x"'), 8123, "GPU-a,GPU-b")
+PLACE = RunPlace("P01-C00-moderate", Path('/run/"x"'), 8123, "GPU-a,GPU-b")
 
 
 def _launch(
@@ -244,6 +245,21 @@ def test_the_embedded_engine_has_the_same_configuration() -> None:
     virtual = _command("sim-virtual")
     assert "--virtual" in virtual
     assert "--time-factor" not in virtual
+    # Its numbers are the run's own: equal for every attempt, others for its confirmation.
+    assert virtual[virtual.index("--seed") :][:4] == ["--seed", "3", "--stream", PLACE.run]
+
+
+def test_the_embedded_engine_heeds_what_it_models_and_says_what_it_does_not() -> None:
+    command = "vllm serve ${MODEL} --enforce-eager --max-model-len 1024 --kv-cache-dtype fp8"
+    options = Options(server_command=command)
+    words = _command("sim", options)
+    assert "--enforce-eager" in words
+    assert words[words.index("--max-model-len") + 1] == "1024"
+    assert "--kv-cache-dtype" not in words
+    protocol = load_protocol("phase3")
+    assert protocol is not None
+    assert not_modelled(protocol, options) == ["--kv-cache-dtype"]
+    assert not_modelled(protocol, Options()) == []
 
 
 def test_two_values_for_one_setting_are_refused() -> None:

@@ -104,6 +104,7 @@ def test_without_zero_token_steps_i_mix_is_not_available_anywhere() -> None:
     assert fit.step_residual.value is not None
     metric = next(m for m in decision.h1b.evidence.contrasts[0].metrics if m.metric == "I_mix")
     assert metric.difference is None
+    assert metric.reason == f"P05: {fit.i_mix.reason}; P01: {fit.i_mix.reason}"
     # Nothing is assumed in its place: the null cannot be supported.
     assert decision.h1b.evidence.all_below is None
     assert decision.h1b.outcome == "INCONCLUSIVE"

@@ -71,8 +71,8 @@ def edited(old: str, new: str, text: str = TEXT) -> Protocol:
         ),
         (
             'VLLM_OPPROF_DIR = "${RUN_DIR}/opprof"',
-            'VLLM_OPPROF_DIR = "${RUN}/opprof"',
-            "server.environment.VLLM_OPPROF_DIR: ${RUN} is neither declared",
+            'VLLM_OPPROF_DIR = "${RUNS}/opprof"',
+            "server.environment.VLLM_OPPROF_DIR: ${RUNS} is neither declared",
         ),
         (
             "materialize --id P01",

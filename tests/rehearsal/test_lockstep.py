@@ -28,6 +28,7 @@ from opprof.client.virtual import VirtualClock
 from opprof.engines.sim.config import SimConfig
 from opprof.engines.sim.cost import load_cost
 from opprof.engines.sim.effects import Effects
+from opprof.engines.sim.seeds import run_seed
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.protocol import Protocol, load_protocol
 from opprof.rehearsal.run import RehearsedRun, profiler_config, rehearse_run
@@ -126,8 +127,11 @@ def digests(folder: Path, *parts: str) -> dict[str, str]:
 
 def test_two_processes_make_the_run_that_one_process_makes(manifest: Path, tmp_path: Path) -> None:
     protocol = bound()
-    for name in ("first", "second"):
-        with serving(tmp_path / name) as (port, process):
+    stream = "P08-C00-saturation"
+    for name in ("first", "second", "other"):
+        # A run's own numbers, as a campaign's launch asks for them.
+        mine = f"{stream}-confirmation" if name == "other" else stream
+        with serving(tmp_path / name, "--stream", mine) as (port, process):
             report = run_client(options(manifest, port, tmp_path / name), protocol)
             process.send_signal(signal.SIGTERM)
             assert process.wait(300) == 0
@@ -142,7 +146,8 @@ def test_two_processes_make_the_run_that_one_process_makes(manifest: Path, tmp_p
         options(manifest, 1, alone), pattern="P08", arrival="burst:8", rate=None, protocol=protocol
     )
     config = SimConfig(model="m", tensor_parallel_size=1, profiler=profiler_config(protocol, alone))
-    rehearse_run(RehearsedRun(plan, planned, config, protocol, SEED, Effects()), load_cost(), alone)
+    seed = run_seed(SEED, stream)
+    rehearse_run(RehearsedRun(plan, planned, config, protocol, seed, Effects()), load_cost(), alone)
     wanted, found = (
         digests(alone, "opprof", "traces"),
         digests(tmp_path / "first", "opprof", "traces"),
@@ -151,8 +156,13 @@ def test_two_processes_make_the_run_that_one_process_makes(manifest: Path, tmp_p
     wanted.pop("opprof/engine-0.jsonl.footer.json")
     found.pop("opprof/engine-0.jsonl.footer.json")
     assert wanted == found
-    one, two = (folder / "client" / "requests.jsonl" for folder in (alone, tmp_path / "first"))
-    assert times(one) == times(two)
+    one, two, other = (
+        times(folder / "client" / "requests.jsonl")
+        for folder in (alone, tmp_path / "first", tmp_path / "other")
+    )
+    assert one == two
+    # A confirmation is no copy of what it confirms.
+    assert one != other
 
 
 def times(path: Path) -> list[tuple[int, ...]]:

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from opprof.artifacts.rehearsal import Rehearsal
 from opprof.cli.rehearse import rehearse as command
+from opprof.engines.sim.seeds import run_seed
 from opprof.errors import InputError, SchemaError, StateConflict
 from opprof.protocol import load_protocol
 from opprof.protocol.check import check_protocol
-from opprof.rehearsal.campaign import run_seed
 from opprof.rehearsal.repeats import rate
 from opprof.rehearsal.truth import (
     NOTHING,

@@ -23,6 +23,8 @@ SHORT = {
     "clean_segment_s": "2",
     "recovery_s": "2",
     "recovery_rolling_s": "2",
+    "recovery_tolerance": "1000.0",
+    "recovery_zero_median_waiting_max": "65536",
     "profile_windows": "2",
     "warmup_completions_min": "1",
     "block_s": "1.0",
@@ -84,8 +86,8 @@ def test_repeats_agree_with_the_whole_path_with_windows(short: Path) -> None:
     assert report.repeats is not None
     for values in (report.measures, report.repeats.spread):
         names: Sequence[str] = sorted(values["chat-wide-moderate"])
-        assert {"completed_rps", "E_token_per_ms", "padding_fraction"} <= set(names)
-        assert {"mode_share.FULL", "share.attention", "share.moe_gemm"} <= set(names)
+        assert {"completed_rps", "E_token_per_ms", "graph_miss_rate"} <= set(names)
+        assert {"mode_share.NONE", "share.attention", "share.moe_gemm"} <= set(names)
 
 
 @pytest.mark.slow

@@ -170,3 +170,5 @@ class Rehearsal(Struct, frozen=True, forbid_unknown_fields=True):
     code_sha256: Sha256
     sanity: SanityBlock | None = None
     """null in rehearsals that were written before."""
+    not_modelled: list[str] = []
+    """Flags of the server command that a real server would heed and the embedded engine did not."""

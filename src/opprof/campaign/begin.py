@@ -40,6 +40,7 @@ from opprof.campaign.options import (
     check_variables,
 )
 from opprof.campaign.plan import planned_runs
+from opprof.campaign.server import not_modelled
 from opprof.campaign.store import Store, pretty
 from opprof.campaign.waves import Where, held_runs
 from opprof.code_hash import code_sha256
@@ -95,6 +96,8 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     host = None if request.executor == "ray" else _host(request, protocol)
     campaign = _campaign(request, protocol, host, say)
     launches_of(protocol, campaign)
+    if campaign.simulated and (flags := not_modelled(protocol, request.options)):
+        say(f"the embedded engine does not model {', '.join(flags)}: left out")
     out = request.out.absolute()
     made = out.with_name(f".{out.name}.{campaign.id}.tmp")
     try:

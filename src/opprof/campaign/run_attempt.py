@@ -136,7 +136,7 @@ class Attempt:
         if (idle := self._around.idle()).outcome == "fail":
             raise EnvironmentFailure(f"GPU not idle: {idle.reason}")
         launch = Launch(tuple(spec.launch), spec.environment)
-        place = RunPlace(self._folder, facts.port, self._devices())
+        place = RunPlace(spec.run, self._folder, facts.port, self._devices())
         environment = server_environment(
             launch, self._marks("server"), place, own=spec.campaign.simulated
         )

@@ -24,6 +24,7 @@ from opprof.campaign.processes import Child
 from opprof.client.endpoint import parse_endpoint
 from opprof.client.http import fetch
 from opprof.client.response import BadResponse
+from opprof.engines.sim.flags import read_flags
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import read_bytes
 from opprof.host.procfs import ProcFs
@@ -40,6 +41,7 @@ _VLLM_MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 class RunPlace:
     """What is filled into a launch for one attempt (``check_commands.RUN_VARIABLES``)."""
 
+    run: str
     folder: Path
     """The run directory."""
     port: int
@@ -53,6 +55,7 @@ class RunPlace:
             "TRACE_TMP": str(self.folder / "traces"),
             "PORT": str(self.port),
             GPU_IDS: self.devices or "",
+            "RUN": self.run,
             "RUN_DIR": str(self.folder),
         }
 
@@ -183,7 +186,16 @@ def _embedded(
     for flag in ("--profiler-config", "--served-model-name"):
         if flag in words:
             command += words[words.index(flag) : words.index(flag) + 2]
-    return [*command, "--seed", str(seed)]
+    command += read_flags([*words, *config.flags]).words
+    # A run that is made again, after a crash or as its exact rerun, meets its own numbers again.
+    return [*command, "--seed", str(seed), "--stream", "${RUN}"]
+
+
+def not_modelled(protocol: Protocol, options: Options) -> list[str]:
+    """Return the flags of the server commands that an embedded engine does not heed."""
+    words = (options.server_command or protocol.file.server.command).split()
+    read = (read_flags([*words, *config.flags]) for config in protocol.file.configs)
+    return list(dict.fromkeys(flag for flags in read for flag in flags.not_modelled))
 
 
 def _model(words: Sequence[str]) -> str:

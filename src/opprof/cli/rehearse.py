@@ -157,6 +157,9 @@ def _print(report: Rehearsal) -> None:
         f"hours one after the other (planned {cost.planned_gpu_hours:.2f} and "
         f"{cost.planned_wall_hours:.2f}; the budget leaves {cost.budget_gpu_hours:.2f} GPU hours)"
     )
+    if report.not_modelled:
+        flags = ", ".join(report.not_modelled)
+        out.print(f"the embedded engine does not model {flags}: left out", markup=False)
     runs = Table(
         Column("run", no_wrap=True), "client", "req/s", "offered", "seconds", "why", title="Runs"
     )

@@ -66,6 +66,7 @@ _PROFILER_KEYS = frozenset(
     show_default=True,
     help="Most tokens of a request, prompt and answer.",
 )
+@click.option("--enforce-eager", is_flag=True, help="No graphs: every kernel is launched.")
 @click.option(
     "--enable-chunked-prefill/--no-enable-chunked-prefill",
     default=True,
@@ -95,6 +96,12 @@ _PROFILER_KEYS = frozenset(
     help="Seconds that SIGTERM leaves running requests; 0 ends at once, as vLLM's default does.",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the noise.")
+@click.option(
+    "--stream",
+    default="",
+    metavar="NAME",
+    help="The seed's stream of this name: every run of a campaign has its own.",
+)
 @click.option(
     "--time-factor",
     type=click.FloatRange(min=0, min_open=True),
@@ -207,8 +214,10 @@ def _engine(options: dict[str, Any], clock: Any, wall_ns: Callable[[], int]) -> 
     from opprof.engines.sim.engine import SimEngine
     from opprof.engines.sim.kineto import TraceWriter
     from opprof.engines.sim.profiler import Profiler
+    from opprof.engines.sim.seeds import run_seed
     from opprof.engines.sim.server import faster
 
+    seed = run_seed(options["seed"], options["stream"]) if options["stream"] else options["seed"]
     cost = faster(load_cost(), options["time_factor"])
     profiler_config = _profiler_config(options["profiler_config"])
     config = SimConfig(
@@ -221,6 +230,7 @@ def _engine(options: dict[str, Any], clock: Any, wall_ns: Callable[[], int]) -> 
         async_scheduling=options["async_scheduling"],
         max_model_len=options["max_model_len"],
         kv_blocks=options["num_gpu_blocks_override"],
+        enforce_eager=options["enforce_eager"],
         profiler=profiler_config,
     )
     config.check(cost)
@@ -232,7 +242,7 @@ def _engine(options: dict[str, Any], clock: Any, wall_ns: Callable[[], int]) -> 
             profiler_config.trace_dir,
             cost,
             config.tensor_parallel_size,
-            seed=options["seed"] + 1,
+            seed=seed + 1,
             wall_ns=wall_ns,
             mono_ns=clock.now_ns,
             step_annotations=recorder is not None,
@@ -241,9 +251,7 @@ def _engine(options: dict[str, Any], clock: Any, wall_ns: Callable[[], int]) -> 
         profiler = Profiler(
             profiler_config, cost.profiler, config.tensor_parallel_size, writer.write, events
         )
-    engine = SimEngine(
-        config, cost, clock, seed=options["seed"], recorder=recorder, profiler=profiler
-    )
+    engine = SimEngine(config, cost, clock, seed=seed, recorder=recorder, profiler=profiler)
     return engine, recorder
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -68,6 +69,7 @@ def decide(
     matrix = build_matrix(protocol, runs, tolerated, absent or {})
     comparison = _compare(matrix, provenance)
     fits = _fit(matrix)
+    matrix = _with_fit_reasons(matrix, fits)
     intervals, kept = _resample(matrix, fits, jobs, advance)
     tables = {v: _table(comparison, v, matrix) for v in _versions(comparison)}
     main = tables[comparison.mapping_version]
@@ -146,6 +148,17 @@ def _fit(matrix: Matrix) -> dict[str, CellFit]:
         }
         found |= fit_group(series, matrix.file)
     return found
+
+
+def _with_fit_reasons(matrix: Matrix, fits: Mapping[str, CellFit]) -> Matrix:
+    """Put why a fit gave no ``I_mix`` where the analysis could only say who may compute it."""
+    every = dict(matrix.facts)
+    for key, facts in every.items():
+        fit = fits.get(facts.run.name)
+        if fit is not None and fit.i_mix_reason is not None:
+            missing = {**facts.missing_waste, "I_mix": fit.i_mix_reason}
+            every[key] = replace(facts, missing_waste=missing)
+    return replace(matrix, facts=every)
 
 
 def _resample(

@@ -15,9 +15,9 @@ from itertools import pairwise
 from opprof.protocol.model import Config, Pattern, ProtocolFile
 
 GPU_IDS = "GPU_IDS"
-RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", GPU_IDS, "RUN_DIR"})
+RUN_VARIABLES = frozenset({"TP", "TRACE_TMP", "PORT", GPU_IDS, "RUN", "RUN_DIR"})
 """Filled by the campaign for each run: tensor parallel size, the profiler's folder, the server's
-port, the GPUs as ``CUDA_VISIBLE_DEVICES`` lists them, and the run directory."""
+port, the GPUs as ``CUDA_VISIBLE_DEVICES`` lists them, the run's name and its directory."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -7,7 +7,6 @@ A cell whose saturation is not accepted has no moderate run, as in the real camp
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,15 @@ import msgspec
 from opprof.artifacts.run import LoadPoint, Result, Role
 from opprof.client.options import RunOptions, build_plan, check_options
 from opprof.client.saturation import DerivedRate, derive_rate
-from opprof.engines.sim.config import SimConfig
+from opprof.engines.sim.config import DEFAULT_MAX_MODEL_LEN, SimConfig
 from opprof.engines.sim.cost import CostFile, load_cost
+from opprof.engines.sim.flags import ModelledFlags, read_flags
+from opprof.engines.sim.seeds import run_seed
 from opprof.errors import InputError
 from opprof.protocol import Protocol
 from opprof.protocol.design import execution_order
 from opprof.protocol.load import parse_protocol
+from opprof.protocol.model import Config, ProtocolFile
 from opprof.rehearsal.run import START_NS, RehearsedRun, profiler_config, rehearse_run
 from opprof.rehearsal.source import PlannedManifest, plan_manifest
 from opprof.rehearsal.truth import Truth, planted_in
@@ -239,6 +241,7 @@ def _planned_run(
         protocol=protocol,
     )
     planted = planted_in(cell.truth, cell.pattern, cell.config, load_point, START_NS)
+    flags = server_flags(protocol.file, row)
     config = SimConfig(
         model=protocol.file.pinned.model,
         tensor_parallel_size=row.tensor_parallel_size,
@@ -246,6 +249,10 @@ def _planned_run(
         max_num_batched_tokens=row.max_num_batched_tokens,
         chunked_prefill=protocol.file.server.chunked_prefill,
         prefix_caching=protocol.file.server.prefix_caching,
+        async_scheduling=flags.async_scheduling is not False,
+        max_model_len=flags.max_model_len or DEFAULT_MAX_MODEL_LEN,
+        kv_blocks=flags.kv_blocks,
+        enforce_eager=flags.enforce_eager,
         profiler=profiler_config(protocol, folder),
     )
     extra = {"truth": cell.truth.file.name, "truth_sha256": cell.truth.sha256}
@@ -262,9 +269,19 @@ def _planned_run(
     )
 
 
-def run_seed(seed: int, name: str) -> int:
-    """Return the seed of one run: its own stream for every name, whatever runs beside it."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:6], "big")
+def server_flags(file: ProtocolFile, row: Config) -> ModelledFlags:
+    """Return what a configuration's server command says beyond the tables.
+
+    Raises:
+        InputError: a number that is none.
+    """
+    return read_flags([*file.server.command.split(), *row.flags])
+
+
+def not_modelled(file: ProtocolFile) -> list[str]:
+    """Return the flags of any configuration's command that the embedded engine does not heed."""
+    found = (flag for row in file.configs for flag in server_flags(file, row).not_modelled)
+    return list(dict.fromkeys(found))
 
 
 def run_options(

@@ -23,7 +23,7 @@ from opprof.code_hash import code_sha256
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
 from opprof.protocol.design import design
-from opprof.rehearsal.campaign import CampaignReport
+from opprof.rehearsal.campaign import CampaignReport, not_modelled
 from opprof.rehearsal.colocation import colocation_gates
 from opprof.rehearsal.measures import measures
 from opprof.rehearsal.once import decide_once, rehearse_once
@@ -108,6 +108,7 @@ def rehearse(
         repeats=repeated,
         code_version=__version__,
         code_sha256=code_sha256(),
+        not_modelled=not_modelled(protocol.file),
     )
     return Rehearsed(with_sanity(report), decision)
 

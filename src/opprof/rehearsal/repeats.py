@@ -16,8 +16,8 @@ from pathlib import Path
 
 from opprof.artifacts.decision import Decision
 from opprof.artifacts.rehearsal import Rate, Repeat, Repeats
+from opprof.engines.sim.seeds import run_seed
 from opprof.protocol import Protocol
-from opprof.rehearsal.campaign import run_seed
 from opprof.rehearsal.measures import Measures, measures, spreads
 from opprof.rehearsal.once import Once, decide_once, rehearse_once
 from opprof.rehearsal.truth import Expectation, Truth

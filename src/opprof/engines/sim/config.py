@@ -19,6 +19,8 @@ from opprof.errors import InputError
 DEFAULT_MAX_NUM_SEQS = 1024
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 8192
 """vLLM 0.24.0's defaults of an OpenAI server on a device of at least 70 GiB."""
+DEFAULT_MAX_MODEL_LEN = 40960
+"""Of the model that the cost file was fitted to."""
 FLUSH_INTERVAL_S = 1.0
 MODELLED_VERSION = "0.24.0"
 """The vLLM whose rules the engine keeps; it stands where a real engine's version does, so that a
@@ -45,9 +47,11 @@ class SimConfig:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     async_scheduling: bool = True
-    max_model_len: int = 40960
+    max_model_len: int = DEFAULT_MAX_MODEL_LEN
     kv_blocks: int | None = None
     """vLLM's ``num_gpu_blocks``, its null block included; None: as many as the cost file saw."""
+    enforce_eager: bool = False
+    """No graphs: nothing is captured, every step is launched kernel by kernel."""
     step_annotations: bool = True
     """Write ``opprof_step_<i>``, as the plugin does; without it the join goes by order and time."""
     profiler: ProfilerConfig | None = None
@@ -96,6 +100,8 @@ class SimConfig:
     @property
     def sizes(self) -> list[int]:
         """Captured bucket sizes."""
+        if self.enforce_eager:
+            return []
         return capture_sizes(self.max_num_seqs, self.max_num_batched_tokens)
 
     def describe(self) -> EngineConfig:
@@ -109,7 +115,7 @@ class SimConfig:
             chunked_prefill=self.chunked_prefill,
             prefix_caching=self.prefix_caching,
             async_scheduling=self.async_scheduling,
-            cudagraph_mode="FULL_AND_PIECEWISE",
+            cudagraph_mode="NONE" if self.enforce_eager else "FULL_AND_PIECEWISE",
             cudagraph_capture_sizes=self.sizes,
             attention_backend="FLASH_ATTN",
             moe_backend="TRITON",
