@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import opprof
 from opprof.analysis.bound import protocol_for
+from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
+from opprof.artifacts.common import Gate
 from opprof.cli import main
 from opprof.errors import InputError, SchemaError
 from opprof.files import sha256_file
@@ -79,6 +82,13 @@ def test_a_protocol_that_is_not_the_campaigns_is_refused(tmp_path: Path) -> None
         protocol_for(None, [root])
 
 
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     with pytest.raises(SystemExit):
         main([str(word) for word in words])
@@ -107,3 +117,61 @@ def test_every_command_follows_it(
     assert written["provenance"]["protocol_sha256"] == own
     named = json.loads(said(capsys, "compare", runs, "--json", "--protocol", "phase3"))
     assert named["provenance"]["protocol_sha256"] == PHASE3
+
+
+def test_a_finished_analysis_is_judged_by_no_other_protocol_than_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdicts are those of the protocol it names: with another one bound, both are told."""
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    root, out = campaign(tmp_path / "c", run=True), tmp_path / "an"
+    own = sha256_file(root / "protocol.toml")
+    run = root / "runs" / EXAMPLE.name
+    said(capsys, "analyze", run, "--out", out, "--jobs", 1)
+    both = f"under protocol phase3 {own[:12]}, and protocol phase3 {PHASE3[:12]} is bound"
+    for command in ("compare", "decide"):
+        assert both in refused(capsys, command, out)
+    for named in (root / "protocol.toml", "none"):
+        said(capsys, "compare", out, "--protocol", named)
+    # A page is made all the same: it shows both hashes, and judges nothing by the bound one.
+    page = tmp_path / "page.html"
+    assert both in said(capsys, "report", out, "--out", page)
+    assert f"P01 · C00 · saturation was analysed {both}" in page.read_text()
+    # An analysis without a protocol contradicts none, but is not enough for a decision.
+    said(capsys, "analyze", run, "--out", tmp_path / "bare", "--protocol", "none", "--jobs", 1)
+    said(capsys, "compare", tmp_path / "bare")
+    assert "under no protocol, and" in refused(capsys, "decide", tmp_path / "bare")
+
+
+def test_a_campaigns_page_judges_by_the_amendments_in_force_and_shows_both_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    root = campaign(tmp_path / "c", run=True)
+    said(capsys, "analyze", root / "runs" / EXAMPLE.name, "--jobs", 1)
+    first = sha256_file(root / "protocol.toml")
+    amended = campaign(tmp_path / "d", "0.9") / "protocol.toml"
+    shutil.copy(amended, root / "protocol.toml")
+    later = sha256_file(root / "protocol.toml")
+    check = Gate("client", "fail", "recovery (window1): too fast", {})
+    attempt = Attempt(1, f"runs/{EXAMPLE.name}", "complete", [], None, [],
+                      {"protocol": first}, {"client": check})  # fmt: skip
+    record = RunRecord(
+        1, EXAMPLE.name, "P01", "C00", "saturation", "primary", 0, [], "complete", [attempt],
+        adjudications=[Adjudication(later, "A-X-1 (Wider)", True, [], "adjudications/x")],
+    )  # fmt: skip
+    (root / "state").mkdir()
+    (root / "state" / f"{EXAMPLE.name}.json").write_bytes(msgspec.json.encode(record))
+    page = tmp_path / "page.html"
+    told = said(capsys, "report", root, "--out", page, "--jobs", 1)
+    assert f"judged anew under protocol phase3 {later[:12]}" in told
+    text = page.read_text()
+    # The hash of every artefact on the page is the later one's; the earlier verdict stands beside.
+    assert later in text and first not in text and "different protocols" not in text
+    assert (
+        f"was judged again: protocol {first[:12]}: rejected (client: recovery (window1): too fast);"
+        f" then A-X-1 (Wider), protocol {later[:12]}: accepted."
+    ) in text
+    # What lies in the run stays as it was.
+    kept = json.loads((root / "runs" / EXAMPLE.name / "analysis" / "sanity.json").read_bytes())
+    assert kept["provenance"]["protocol_sha256"] == first

@@ -197,7 +197,7 @@ def test_without_a_protocol_gaps_are_shown_and_nothing_is_judged() -> None:
     row = record(comparison, "attention", "moe_gemm")
     assert (row.gap_criteria_met, row.classifiable) == (None, None)
     assert row.gaps_q == [0.05, 0.05]
-    assert comparison.pattern_pairs[0].reasons == ["no protocol is bound"]
+    assert comparison.pattern_pairs[0].reasons == ["no protocol judges this comparison"]
     assert comparison.windows[0].top == ["moe_gemm"]
     assert {f.place for w in comparison.windows for f in w.families.values()} == {None}
     assert {row.tau_b for row in comparison.tau} == {None}

@@ -212,6 +212,10 @@ def test_ranking_is_open_without_comparison_or_protocol() -> None:
     unbound = msgspec.structs.replace(SAMPLE.comparison, rule=None)
     (sentence,) = ranking.ranking_sentences(msgspec.structs.replace(SAMPLE, comparison=unbound))
     assert sentence.startswith("Not judged: no protocol is bound")
+    other = msgspec.structs.replace(SAMPLE, comparison=unbound, protocol_trouble=("P01 was ...",))
+    (sentence,) = ranking.ranking_sentences(other)
+    assert sentence.startswith("Not judged: the runs were analysed under another protocol")
+    assert "P01 was ..." in verdict.standing_sentences(other)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@
 3. ``$OPPROF_PROTOCOL``, else the packaged ``phase3``.
 
 What lies outside of every campaign has no protocol of its own and follows those beside it.
+
+A finished analysis keeps the verdicts of the protocol that it names, and no other one judges it:
+:func:`other_protocol` says where that is not the one that is bound.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from opprof.artifacts.common import Provenance
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes
 from opprof.protocol import Protocol, load_protocol
@@ -46,7 +50,7 @@ def protocol_for(named: str | os.PathLike[str] | None, paths: Sequence[Path]) ->
     """
     if named is not None:
         return load_protocol(named)
-    roots = dict.fromkeys(root for path in paths if (root := _campaign_around(path)) is not None)
+    roots = dict.fromkeys(root for path in paths if (root := campaign_around(path)) is not None)
     found = {root: campaign_protocol(root) for root in roots}
     if len({protocol.sha256 for protocol in found.values()}) > 1:
         first, second = list(found)[:2]
@@ -78,7 +82,34 @@ def campaign_protocol(root: Path) -> Protocol:
     return protocol
 
 
-def _campaign_around(path: Path) -> Path | None:
+def other_protocol(origin: Provenance, protocol: Protocol | None, *, required: bool = False) -> str:
+    """Say that an analysis was made under another protocol than the bound one; else empty.
+
+    ``none`` binds nothing that could differ. An analysis that was made without a protocol has no
+    verdict that contradicts: it differs only where one is ``required`` (a decision).
+    """
+    if protocol is None or origin.protocol_sha256 == protocol.sha256:
+        return ""
+    if origin.protocol_sha256 is None and not required:
+        return ""
+    return (
+        f"was analysed under {protocol_named(origin)}, and "
+        f"{protocol_named(protocol)} is bound: name its own with --protocol, or analyse it again"
+    )
+
+
+def protocol_named(origin: Provenance | Protocol) -> str:
+    """Return ``protocol phase3 5b21da9384c8``, or ``no protocol``."""
+    if isinstance(origin, Protocol):
+        name, digest = origin.file.id, origin.sha256
+    elif origin.protocol_sha256 is not None:
+        name, digest = str(origin.protocol_id), origin.protocol_sha256
+    else:
+        return "no protocol"
+    return f"protocol {name} {digest[:12]}"
+
+
+def campaign_around(path: Path) -> Path | None:
     """Return the innermost campaign that a path is or lies in, wherever links lead."""
     place = path.resolve()
     return next((each for each in (place, *place.parents) if is_campaign(each)), None)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from opprof._version import __version__
+from opprof.analysis.bound import other_protocol
 from opprof.analysis.gates import invalidates
 from opprof.analysis.many import analyze_many
 from opprof.analysis.results import RunAnalysis
@@ -113,7 +114,14 @@ def read_analysis(folder: Path) -> RunAnalysis:
 def compare_found(
     found: Sequence[LoadedRun], protocol: Protocol | None, *, mapping: str | None = None
 ) -> Comparison:
-    """Compare loaded runs under the protocol's rule; ``mapping`` overrides the deciding table."""
+    """Compare loaded runs under the protocol's rule; ``mapping`` overrides the deciding table.
+
+    Raises:
+        InputError: they cannot be compared, or one was analysed under another protocol.
+    """
+    for item in found:
+        if reason := other_protocol(item.analysis.sanity.provenance, protocol):
+            raise InputError(reason, path=item.source)
     rule = None if protocol is None else comparison_rule(protocol.file)
     if rule is not None and mapping is not None and found:
         rule = msgspec.structs.replace(

@@ -49,7 +49,8 @@ def report(
     """Write one HTML report of analysed runs.
 
     DIR is what 'opprof analyze --out DIR' wrote, or any folder of runs; RUN is a run directory,
-    which is analysed in memory where it holds no analysis. Given both, DIR's figures are shown
+    which is analysed in memory where it holds no analysis, or one of another protocol than the one
+    that is bound. Given both, DIR's figures are shown
     with the step timelines of RUN. Exit code 0 when the report is written, whatever it says:
     judging the runs is the work of 'opprof analyze'.
     """
@@ -75,6 +76,8 @@ def report(
         print_json({"out": str(out), "bytes": written, "runs": runs, "invalid": invalid})
         return
     click.echo(f"{out}: {len(runs)} run{'s' * (len(runs) != 1)}, {written / 1e6:.1f} MB")
+    for told in (*page.analysed_again, *page.protocol_trouble):
+        click.echo(told)
     if invalid:
         click.echo(f"invalid (the report says why): {', '.join(invalid)}")
 

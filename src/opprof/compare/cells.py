@@ -77,7 +77,11 @@ def _windows(windows: dict[str, int], role: str, rule: ComparisonRule | None) ->
     name, meaning = "cell_windows", "A cell has other than the protocol's logical windows."
     total = sum(windows.values())
     if rule is None or role != _PRIMARY:
-        reason = "no protocol is bound" if rule is None else f"a {role} run has its own plan"
+        reason = (
+            "no protocol judges this comparison"
+            if rule is None
+            else f"a {role} run has its own plan"
+        )
         return Gate(name, "not_evaluable", reason, {"windows": total}, "cell", meaning)
     expected = rule.windows * len(LOAD_POINTS)
     numbers = {"windows": total, "expected": expected, "per_load_point": rule.windows}

@@ -90,7 +90,7 @@ def obstacles(entry: RunShares, rule: ComparisonRule | None) -> list[str]:
     pattern = entry.run.pattern
     found = []
     if rule is None:
-        found.append("no protocol is bound")
+        found.append("no protocol judges this comparison")
     elif len(entry.window_ids) != rule.windows:
         found.append(f"{pattern} has {len(entry.window_ids)} of {rule.windows} windows")
     found += [f"{pattern} has a red flag: {flag}" for flag in entry.red_flags]

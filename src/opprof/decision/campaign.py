@@ -8,13 +8,14 @@ Source: protocol, A-P3-2, A-P3-5, A-P3-6; ``artifacts.campaign``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from opprof.analysis.bound import campaign_protocol
+from opprof.analysis.bound import campaign_around, campaign_protocol
 from opprof.analysis.load import LoadedRun, read_analysis
 from opprof.artifacts.campaign import Campaign, RunRecord, Stop
 from opprof.errors import InputError, SchemaError
@@ -84,6 +85,40 @@ def read_campaign(root: Path) -> CampaignRuns:
     )
 
 
+def both_verdicts(run: Path) -> str:
+    """Return the verdicts on a campaign's run whose kept data were judged again; else empty.
+
+    Raises:
+        InputError, SchemaError: the run's state cannot be read.
+    """
+    root = campaign_around(run)
+    if root is None or run.resolve().parent != root / "runs":
+        return ""
+    path = root / "state" / f"{run.resolve().name}.json"
+    if not path.is_file():
+        return ""
+    record = _record(path)
+    if not record.adjudications or record.attempt is None:
+        return ""
+    first = record.attempt
+    failed = [
+        f"{name}: {gate.reason}" for name, gate in first.checks.items() if gate.outcome == "fail"
+    ]
+    measured = first.source_hashes.get("protocol", "")[:12] or "not recorded"
+    lines = [f"protocol {measured}: {_word(not failed, failed)}"]
+    lines += [
+        f"{item.amendment}, protocol {item.protocol_sha256[:12]}:"
+        f" {_word(item.accepted, item.reasons)}"
+        for item in record.adjudications
+    ]
+    return "; then ".join(lines)
+
+
+def _word(accepted: bool, reasons: Sequence[str]) -> str:
+    word = "accepted" if accepted else "rejected"
+    return f"{word} ({'; '.join(reasons)})" if reasons else word
+
+
 def stored_analysis(run: Path, protocol: Protocol) -> LoadedRun | None:
     """Return a run's own analysis where it was made under this protocol from these very files."""
     folder = run / "analysis"
@@ -124,9 +159,7 @@ def _marks(record: RunRecord) -> list[str]:
     if record.accepted is False:
         marks.append("not accepted by the campaign's checks")
     marks += [
-        f"adjudicated again under {item.amendment}:"
-        f" {'accepted' if item.accepted else 'rejected'}"
-        + (f" ({'; '.join(item.reasons)})" if item.reasons else "")
+        f"adjudicated again under {item.amendment}: {_word(item.accepted, item.reasons)}"
         for item in record.adjudications
     ]
     return marks

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from opprof._version import __version__
+from opprof.analysis.bound import other_protocol
 from opprof.analysis.gates import CATALOGUE, invalidates
 from opprof.analysis.load import LoadedRun, load_runs, run_metrics
 from opprof.analysis.results import RunAnalysis
@@ -145,11 +146,9 @@ def run_facts(loaded: LoadedRun, protocol: Protocol) -> RunFacts:
         InputError: the analysis was made under another protocol.
     """
     analysis = loaded.analysis
-    origin = analysis.sanity.provenance
-    if origin.protocol_sha256 != protocol.sha256:
-        raise InputError(
-            "was analysed under another protocol; analyse it again", path=loaded.source
-        )
+    reason = other_protocol(analysis.sanity.provenance, protocol, required=True)
+    if reason:
+        raise InputError(reason, path=loaded.source)
     sizes = _capture_sizes(analysis)
     return RunFacts(
         kernels=analysis.kernels,

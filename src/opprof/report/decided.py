@@ -7,6 +7,7 @@ from pathlib import Path
 
 from opprof.analysis.load import LoadedRun, compare_found
 from opprof.artifacts.decision import Decision
+from opprof.decision.campaign import both_verdicts
 from opprof.protocol import Protocol
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.load import decision_trouble
@@ -25,8 +26,16 @@ def write_decided(
     """
     reason = "its steps are drawn by `opprof report` over the run's folder"
     views = tuple(
-        RunView(a.layer1, a.kernels, a.waste, a.sanity, steps_reason=reason)
-        for a in (item.analysis for item in runs)
+        RunView(
+            a.layer1,
+            a.kernels,
+            a.waste,
+            a.sanity,
+            verdicts=both_verdicts(item.source),
+            steps_reason=reason,
+        )
+        for item in runs
+        for a in (item.analysis,)
     )
     with_windows = [item for item in runs if item.analysis.kernels.windows]
     page = ReportInput(

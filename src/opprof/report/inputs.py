@@ -31,6 +31,8 @@ class RunView(Struct, frozen=True):
     """Of the Layer-1 stream; null where only the analysis was given."""
     note: str = ""
     """Tells runs apart whose identities coincide, such as two attempts; else empty."""
+    verdicts: str = ""
+    """Both verdicts, where a campaign judged the run's kept data again; else empty."""
     steps_reason: str = "only the analysis was given: name the run's folder too to draw its steps"
 
     @property
@@ -129,6 +131,10 @@ class ReportInput(Struct, frozen=True):
     """Shown first, where a decision was given or made."""
     decision_trouble: tuple[str, ...] = ()
     """What a reader must know of the decision and the runs beside it."""
+    protocol_trouble: tuple[str, ...] = ()
+    """Analyses that name another protocol than the one that is bound."""
+    analysed_again: tuple[str, ...] = ()
+    """Runs whose own analysis is of another protocol, and which are judged anew here."""
 
     def run_named(self, name: str) -> RunView | None:
         """Return the run with this identity, which the comparison speaks of."""

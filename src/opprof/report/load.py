@@ -12,15 +12,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from opprof.analysis.bound import other_protocol, protocol_named
 from opprof.analysis.load import LoadedRun, compare_found, find_folders, read_analysis
 from opprof.analysis.results import RunAnalysis
 from opprof.analysis.write import encode
+from opprof.artifacts.comparison import Comparison
 from opprof.artifacts.decision import Decision
+from opprof.decision.campaign import both_verdicts
 from opprof.decision.write import read_decision
 from opprof.errors import InputError
 from opprof.files import sha256_bytes, sha256_file
 from opprof.protocol import Protocol
 from opprof.report.downsample import StepSeries
+from opprof.report.formats import listing
 from opprof.report.inputs import ReportInput, RunView
 from opprof.telemetry.columns import StepColumns
 
@@ -29,6 +33,7 @@ Analyse = Callable[[Sequence[Path]], Sequence[RunAnalysis]]
 
 _TIMELINE = "client/timeline.json"
 _MARKER = "sanity.json"
+_OWN = "analysis"
 
 
 class Source(Struct, frozen=True):
@@ -36,6 +41,11 @@ class Source(Struct, frozen=True):
 
     analysis: Path | None
     run: Path | None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the analysis lies in its run."""
+        return self.run is not None and self.analysis == self.run / _OWN
 
     @property
     def folder(self) -> Path:
@@ -57,7 +67,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 def _source(folder: Path) -> Source:
     if not (folder / _TIMELINE).is_file():
         return Source(folder, None)
-    inside = folder / "analysis"
+    inside = folder / _OWN
     return Source(inside if (inside / _MARKER).is_file() else None, folder)
 
 
@@ -95,27 +105,88 @@ def load_report(
     """
     folders, decision_path = split_decision(paths)
     decision = None if decision_path is None else read_decision(decision_path)
-    sources = find_sources(folders)
-    waiting = [source.run for source in sources if source.analysis is None and source.run]
-    made = dict(zip(waiting, analyse(waiting) if waiting else (), strict=True))
-    found = [
-        made[source.folder] if source.analysis is None else read_analysis(source.analysis)
-        for source in sources
-    ]
+    sources, found, again = _analyses(find_sources(folders), protocol, analyse)
     views = [_view(analysis, source) for analysis, source in zip(found, sources, strict=True)]
     loaded = [LoadedRun(s.folder, analysis) for analysis, s in zip(found, sources, strict=True)]
-    comparison, reason = None, "no run has a profile window"
-    with_windows = [item for item in loaded if item.analysis.kernels.windows]
-    if with_windows:
-        try:
-            comparison = compare_found(with_windows, protocol, mapping=mapping)
-            reason = ""
-        except InputError as error:
-            # Runs that cannot be compared (two attempts at one cell, say) still make a report.
-            reason = str(error)
+    comparison, reason = _compare(loaded, protocol, mapping)
     named = _named(views, sources)
-    trouble = () if decision is None else decision_trouble(decision, named)
-    return ReportInput(named, title, comparison, reason, decision, trouble)
+    return ReportInput(
+        named,
+        title,
+        comparison,
+        reason,
+        decision,
+        () if decision is None else decision_trouble(decision, named),
+        _protocol_trouble(named, protocol),
+        tuple(again),
+    )
+
+
+def _compare(
+    loaded: Sequence[LoadedRun], protocol: Protocol | None, mapping: str | None
+) -> tuple[Comparison | None, str]:
+    """Compare the runs that have windows; return why there is no comparison, where there is none.
+
+    Runs that cannot be compared (two attempts at one cell, say) still make a report. Those that
+    were analysed under another protocol are set side by side, and not judged by the bound one.
+    """
+    found = [item for item in loaded if item.analysis.kernels.windows]
+    if not found:
+        return None, "no run has a profile window"
+    other = any(other_protocol(item.analysis.sanity.provenance, protocol) for item in found)
+    try:
+        return compare_found(found, None if other else protocol, mapping=mapping), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _protocol_trouble(runs: Sequence[RunView], protocol: Protocol | None) -> tuple[str, ...]:
+    """Say which of the runs shown were judged by another protocol than the one that is bound."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for reason in {other_protocol(origin, protocol) for _, origin in run.provenances()} - {""}:
+            found.setdefault(reason, []).append(run.label)
+    return tuple(
+        f"{_each(labels, len(labels) == len(runs))} {reason}." for reason, labels in found.items()
+    )
+
+
+def _each(labels: list[str], every: bool) -> str:
+    if len(labels) == 1:
+        return labels[0]
+    return "Every run" if every else f"Each of {listing(labels)}"
+
+
+def _analyses(
+    sources: Sequence[Source], protocol: Protocol | None, analyse: Analyse
+) -> tuple[list[Source], list[RunAnalysis], list[str]]:
+    """Read the analyses; a run is judged anew where its own analysis is of another protocol.
+
+    So a campaign's runs are judged by the protocol in force, amendments included, as its decision
+    judges them. An analysis that was given apart from its run is shown as it is.
+    """
+    kept: list[Source] = []
+    read: dict[Path, RunAnalysis] = {}
+    again: list[str] = []
+    for source in sources:
+        if source.analysis is None:
+            kept.append(source)
+            continue
+        analysis = read_analysis(source.analysis)
+        origin = analysis.sanity.provenance
+        if source.is_own and protocol is not None and other_protocol(origin, protocol):
+            again.append(
+                f"{analysis.sanity.run.name} is judged anew under {protocol_named(protocol)}: "
+                f"its own analysis is of {protocol_named(origin)}"
+            )
+            kept.append(Source(None, source.run))
+        else:
+            read[source.analysis] = analysis
+            kept.append(source)
+    waiting = [source.run for source in kept if source.analysis is None and source.run]
+    made = dict(zip(waiting, analyse(waiting) if waiting else (), strict=True))
+    found = [made[s.folder] if s.analysis is None else read[s.analysis] for s in kept]
+    return kept, found, again
 
 
 def split_decision(paths: Sequence[Path]) -> tuple[list[Path], Path | None]:
@@ -207,6 +278,7 @@ def _view(analysis: RunAnalysis, source: Source) -> RunView:
     view = RunView(analysis.layer1, analysis.kernels, analysis.waste, analysis.sanity)
     if source.run is None:
         return view
+    view = msgspec.structs.replace(view, verdicts=both_verdicts(source.run))
     from opprof.telemetry.stream import find_stream, read_stream
     from opprof.telemetry.timeline import read_timeline
 

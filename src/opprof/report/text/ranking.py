@@ -44,7 +44,9 @@ def ranking_sentences(report: ReportInput) -> tuple[str, ...]:
     if not comparison.pattern_pairs:
         return ("Not known: no two runs share a config, load point and role over two patterns.",)
     if comparison.rule is None:
-        return ("Not judged: no protocol is bound, so gaps are shown and nothing is concluded.",)
+        other = "the runs were analysed under another protocol than the one that is bound"
+        reason = other if report.protocol_trouble else "no protocol is bound"
+        return (f"Not judged: {reason}, so gaps are shown and nothing is concluded.",)
     sentences = []
     for group in groups(comparison):
         sentences += _group_sentences(comparison, group)

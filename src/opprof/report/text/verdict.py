@@ -113,7 +113,10 @@ def standing_sentences(report: ReportInput) -> tuple[str, ...]:
             f"{_labels(unbound)} {'was' if len(unbound) == 1 else 'were'} analysed without a "
             "protocol: gates that need one are not evaluable, which is neither pass nor fail."
         )
-    return (*sentences, *_mixed_sentences(report))
+    sentences += [
+        f"{run.label} was judged again: {_stop(run.verdicts)}" for run in runs if run.verdicts
+    ]
+    return (*sentences, *report.protocol_trouble, *_mixed_sentences(report))
 
 
 def _mixed_sentences(report: ReportInput) -> list[str]:
