@@ -197,8 +197,8 @@ def _head(plan: CampaignPlan) -> list[str]:
         f"time scale {plan.time_scale:g}",
         *(
             [
-                f"campaign   {plan.campaign}: {plural(plan.complete, 'run')} complete, this is what "
-                "is left"
+                f"campaign   {plan.campaign}: {plural(plan.complete, 'run')} complete, this is "
+                "what is left"
             ]
             if plan.campaign
             else []

@@ -83,9 +83,9 @@ def scan_options(function: F) -> F:
             "manifests",
             metavar="MANIFEST",
             required=True,
-            help="Manifest, or trace that one was made from, whose text may not be in DIR; at least "
-            "one, repeatable. Name each that materialize-private made for DIR: pack refuses without. "
-            "Those of materialize are drawn, and hold nothing private.",
+            help="Manifest, or trace that one was made from, whose text may not be in DIR; at "
+            "least one, repeatable. Name each that materialize-private made for DIR: pack refuses "
+            "without. Those of materialize are drawn, and hold nothing private.",
             **several,
         ),
         click.option(
