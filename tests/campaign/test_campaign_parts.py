@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opprof.artifacts.common import Gate
+from opprof.campaign.checks import _told_once
 from opprof.campaign.commands import CommandLog, iso, last_command
 from opprof.campaign.detach import Starter, start_detached
 from opprof.campaign.meeting import RoundMeeting
@@ -411,3 +413,18 @@ def test_no_host_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _whole_path("") == ""
     assert _whole_path("dash0") == "dash0"
     assert _whole_path("host.toml") == str(tmp_path / "host.toml")
+
+
+def test_a_reason_that_client_and_analysis_share_is_told_once() -> None:
+    recovery = "recovery (window0): completion rate 28/s against 13/s in segment C"
+    found = {
+        "client": Gate("client", "fail", f"not accepted: {recovery}; drain: too long"),
+        "layer1": Gate("layer1", "fail", recovery),
+        "layer2": Gate("layer2", "fail", f"{recovery}; join: no step"),
+        "sanity": Gate("sanity", "pass", "no red flag"),
+    }
+    assert _told_once(found) == [
+        f"client: not accepted: {recovery}; drain: too long",
+        "layer1: for the same reason",
+        "layer2: join: no step",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from campaign_builders import ended as completed
 from campaign_small import small_manifests, small_protocol
@@ -252,3 +254,43 @@ def test_status_exits_with_1_while_runs_are_left_and_nobody_works_on_them(
     for record in store.runs():
         store.save(completed(record, "complete"))
     assert code() == 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        (["infrastructure"], "an exact rerun (infrastructure) is left, made when the campaign"),
+        (["infrastructure"] * 2, "failed again after its exact rerun: no exact rerun is left"),
+        (["semantic"], "failed, and needs a reviewed amendment: no exact rerun is left"),
+    ],
+)
+def test_status_says_what_a_failed_run_still_may(
+    store: Store, faults: list[str], said: str
+) -> None:
+    record = store.runs()[0]
+    for fault in faults:
+        record = completed(record, "failed", fault=fault)
+    assert record.attempt is not None
+    attempt = msgspec.structs.replace(record.attempt, reason="it broke [early]")
+    store.save(msgspec.structs.replace(record, attempts=[*record.attempts[:-1], attempt]))
+    found = CliRunner().invoke(group, ["status", "--watch", str(store.folder)])
+    assert f"{record.run}: it broke [early]; {said}" in found.output.replace("\n", " ")
+    assert found.output.endswith("\n")
+    found = CliRunner().invoke(group, ["status", "--json", str(store.folder)])
+    told = {each["run"]: each["next"] for each in json.loads(found.output)["runs"]}
+    assert told.pop(record.run).startswith(said)
+    assert set(told.values()) == {""}
+
+
+@pytest.mark.parametrize("words", [["logs", "--follow"], ["status", "--watch"]])
+def test_who_stops_looking_has_broken_nothing_off(
+    store: Store, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def ended_by_signal(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("opprof.campaign.watch.log_lines", ended_by_signal)
+    monkeypatch.setattr("opprof.cli.campaign_tables.show_status", ended_by_signal)
+    found = CliRunner().invoke(group, [*words, str(store.folder)])
+    assert found.exit_code == 130
+    assert found.stderr == "opprof: no longer watching; the campaign is as it was\n"

@@ -7,7 +7,7 @@ without profile windows has no Layer 2, a host without GPUs no GPU memory. Missi
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +34,7 @@ REFUSED = 2
 QUARANTINE = frozenset({"drain_quarantine"})
 """Marks a run that stays usable (A-P3-5): flagged in every table, counted over the matrix."""
 _UNSEEN = "not_evaluable"
+_REFUSED_BY = "not accepted: "
 CLEAN_FAILURE = "clean_failure"
 """Number of the check ``client`` that the campaign counts over its runs."""
 
@@ -77,8 +78,7 @@ def outcome_of(
     }
     # Beside the seven, whatever else failed: a later verdict must know of it.
     found |= {gate.name: gate for gate in own if gate.outcome == "fail" and gate.name not in found}
-    failed = [f"{name}: {gate.reason}" for name, gate in found.items() if gate.outcome == "fail"]
-    reason = facts.fault or "; ".join(failed)
+    reason = facts.fault or "; ".join(_told_once(found))
     stops = judge_run(
         told,
         protocol.file,
@@ -202,12 +202,26 @@ def _client(facts: Facts, result: Result | None, log: Path, *, clean_failure: bo
         reason = f"the client left no result, exit status {facts.client_exit}{died}"
         return _gate("client", False, f"{reason}: {tail(log)}", numbers)
     if not result.accepted:
-        return _gate("client", False, "not accepted: " + "; ".join(result.reasons), numbers)
+        return _gate("client", False, _REFUSED_BY + "; ".join(result.reasons), numbers)
     good = facts.client_exit == 0 and not facts.server_died
     reason = "accepted" if good else f"accepted, but exit status {facts.client_exit}"
     if facts.server_died:
         reason = "the server ended before it was told to"
     return _gate("client", good, reason, numbers)
+
+
+def _told_once(found: Mapping[str, Gate]) -> list[str]:
+    """Return the failed checks with their reasons; client and analysis judge some things alike."""
+    told: set[str] = set()
+    lines = []
+    for name, gate in found.items():
+        if gate.outcome != "fail":
+            continue
+        parts = gate.reason.split("; ")
+        new = [part for part in parts if part.removeprefix(_REFUSED_BY) not in told]
+        told |= {part.removeprefix(_REFUSED_BY) for part in parts}
+        lines.append(f"{name}: {'; '.join(new) or 'for the same reason'}")
+    return lines
 
 
 def _analysis_gates(name: CheckName, spec: AttemptSpec, facts: Facts, path: Path) -> Gate:

@@ -15,7 +15,7 @@ from opprof.artifacts.campaign import Phase, RunRecord
 from opprof.artifacts.run import LoadPoint, Role
 from opprof.campaign.frozen import frozen_of
 from opprof.campaign.naming import run_name
-from opprof.campaign.reruns import allowed, class_of, may_rerun
+from opprof.campaign.reruns import left_of
 from opprof.errors import InputError
 from opprof.protocol.design import cells, execution_order
 from opprof.protocol.model import ProtocolFile, Reruns
@@ -197,17 +197,12 @@ def _own(record: RunRecord, rule: Reruns) -> Standing:
         return Standing("active", record.state)
     if record.state != "failed":
         return Standing("runnable")
+    again, words = left_of(record, rule)
+    if again:
+        return Standing("runnable", words)
     attempt = record.attempt
-    if attempt is None or attempt.fault != "infrastructure":
-        why = attempt.reason if attempt and attempt.reason else "no reason recorded"
-        return Standing("blocked", f"failed, and needs a reviewed amendment: {why}")
-    kind = class_of(attempt)
-    if not may_rerun(record, rule):
-        after = "failed again after its exact rerun"
-        if allowed(rule, kind) == 0:
-            after = f"failed, and the protocol allows no rerun ({kind})"
-        return Standing("blocked", f"{after}: {attempt.reason}")
-    return Standing("runnable", f"exact rerun ({kind})")
+    why = attempt.reason if attempt and attempt.reason else "no reason recorded"
+    return Standing("blocked", f"{words}: {why}")
 
 
 def _need(

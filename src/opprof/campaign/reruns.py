@@ -45,6 +45,18 @@ def allowed(rule: Reruns, kind: RerunClass) -> int:
     return rule.infrastructure_max if kind == "infrastructure" else 0
 
 
+def left_of(record: RunRecord, rule: Reruns) -> tuple[bool, str]:
+    """Return whether a failed run has an exact rerun left, and where it stands in words."""
+    if record.attempt is None or record.attempt.fault != "infrastructure":
+        return False, "failed, and needs a reviewed amendment"
+    kind = class_of(record.attempt)
+    if may_rerun(record, rule):
+        return True, f"exact rerun ({kind})"
+    if allowed(rule, kind) == 0:
+        return False, f"failed, and the protocol allows no rerun ({kind})"
+    return False, "failed again after its exact rerun"
+
+
 def may_rerun(record: RunRecord, rule: Reruns) -> bool:
     """Whether the protocol allows another attempt after the last one failed."""
     if record.attempt is None:

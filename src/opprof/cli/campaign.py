@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +240,8 @@ def status(folder: Path, watch: bool, as_json: bool) -> None:
     """
     from opprof.cli.campaign_tables import show_status
 
-    raise SystemExit(show_status(folder.absolute(), watch=watch, as_json=as_json))
+    with _looking(on=watch):
+        raise SystemExit(show_status(folder.absolute(), watch=watch, as_json=as_json))
 
 
 @group.command("logs", short_help="Print the controller's log, or a run's.")
@@ -249,8 +252,21 @@ def logs(folder: Path, run: str | None, follow: bool) -> None:
     """Print the controller's log, or the logs of RUN's last attempt."""
     from opprof.campaign.watch import log_lines
 
-    for line in log_lines(folder.absolute(), run, follow=follow):
-        click.echo(line)
+    with _looking(on=follow):
+        for line in log_lines(folder.absolute(), run, follow=follow):
+            click.echo(line)
+
+
+@contextmanager
+def _looking(*, on: bool) -> Iterator[None]:
+    """Say what an end of looking means: nothing was begun that could have been broken off."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not on:
+            raise
+        click.echo("opprof: no longer watching; the campaign is as it was", err=True)
+        raise SystemExit(130) from None
 
 
 def _request(flags: dict[str, Any]) -> Any:

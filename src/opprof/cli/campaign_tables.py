@@ -10,11 +10,13 @@ import msgspec
 
 from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord
 from opprof.campaign.costs import pace_of, run_cost
+from opprof.campaign.frozen import frozen_of
 from opprof.campaign.ledger import balance
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.plan import standings, without_colocation
 from opprof.campaign.processes import ProcessTable
+from opprof.campaign.reruns import left_of
 from opprof.campaign.store import Store
 from opprof.campaign.watch import controller_state, standstill
 from opprof.cli.options import print_json
@@ -56,7 +58,14 @@ def _watch(store: Store) -> int:
 
     from opprof.cli.console import console
 
-    with Live(_renderable(store), console=console(), auto_refresh=False) as live:
+    out = console()
+    if not out.is_terminal:
+        # A log wants what there is at the end, not each picture on the way.
+        while controller_state(store.folder)[0] == "running":
+            time.sleep(_WATCH_S)
+        out.print(_renderable(store))
+        return _code(store)
+    with Live(_renderable(store), console=out, auto_refresh=False) as live:
         while controller_state(store.folder)[0] == "running":
             time.sleep(_WATCH_S)
             live.update(_renderable(store), refresh=True)
@@ -73,11 +82,11 @@ def _facts(store: Store) -> dict[str, Any]:
         "stop": store.stop(),
         "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
         "expected_left_s": _expected_left_s(store.runs(), _protocol(store), store.campaign()),
-        "runs": [_run_facts(record) for record in store.runs()],
+        "runs": [_run_facts(record, _protocol(store)) for record in store.runs()],
     }
 
 
-def _run_facts(record: RunRecord) -> dict[str, Any]:
+def _run_facts(record: RunRecord, protocol: ProtocolFile) -> dict[str, Any]:
     attempt = record.attempt
     return {
         "run": record.run,
@@ -87,8 +96,21 @@ def _run_facts(record: RunRecord) -> dict[str, Any]:
         "drain_quarantined": record.drain_quarantined,
         "failed_checks": [] if attempt is None else _failed(record),
         "reason": "" if attempt is None else attempt.reason,
+        "next": _next(record, protocol),
         "transitions": [] if attempt is None else msgspec.to_builtins(attempt.transitions),
     }
+
+
+def _next(record: RunRecord, protocol: ProtocolFile) -> str:
+    """Say what a failed run still may: its exact rerun, or nothing without an amendment."""
+    if record.state != "failed":
+        return ""
+    again, words = left_of(record, frozen_of(protocol).reruns)
+    if again:
+        return f"an {words} is left, made when the campaign goes on"
+    return (
+        f"{words}: no exact rerun is left, so only an amendment (resume --protocol) lets it go on"
+    )
 
 
 def _failed(record: RunRecord) -> list[str]:
@@ -107,8 +129,10 @@ def _renderable(store: Store) -> Any:
     sums = balance(read_ledger(store.folder / LEDGER_NAME))
     standing = standings(without_colocation(records), protocol)
     table = Table(Column("run", no_wrap=True), Column("state", no_wrap=True))
-    for name in ("attempt", "since", "failed checks", "reason"):
+    for name in ("attempt", "since", "failed checks"):
         table.add_column(name)
+    # Reasons are sentences: below the table they have the whole width of a terminal.
+    reasons = []
     for record in records:
         attempt = record.attempt
         since = "" if attempt is None else _ago(attempt.transitions[-1].wall_ns)
@@ -116,6 +140,10 @@ def _renderable(store: Store) -> Any:
         own = standing.get(record.run)
         if record.state == "pending" and own is not None and own.state == "blocked":
             reason = f"cannot run: {own.reason}"
+        if reason:
+            reasons.append(
+                f"{record.run}: {'; '.join(filter(None, [reason, _next(record, protocol)]))}"
+            )
         flags = " quarantined" if record.drain_quarantined else ""
         table.add_row(
             record.run,
@@ -123,7 +151,6 @@ def _renderable(store: Store) -> Any:
             str(len(record.attempts) or ""),
             since,
             ", ".join(_failed(record)),
-            escape(reason),
         )
     label = " SIMULATED" if campaign.simulated else ""
     complete = sum(record.state == "complete" for record in records)
@@ -141,7 +168,8 @@ def _renderable(store: Store) -> Any:
     if left_s:
         clock = " of virtual time" if campaign.engine == "sim-virtual" else ""
         lines.append(f"still to run: about {left_s / 3600:.2f} h{clock}, one cell after the other")
-    return Group(*map(escape, lines), table, *map(escape, _last_lines(store, state, controller)))
+    last = [*reasons, *_last_lines(store, state, controller)]
+    return Group(*map(escape, lines), table, *map(escape, last))
 
 
 def _host_lines(controller: ControllerRecord | None) -> list[str]:
