@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from decision_builders import SMALL, decided, facts, msgspec_replace, of, protocol
 from msgspec.structs import replace
 
 from opprof.analysis.inputs import read_inputs
 from opprof.analysis.layer1 import read_layer1
+from opprof.analysis.load import run_metrics
+from opprof.analysis.run import analyze_run
 from opprof.analysis.waste import step_waste
 from opprof.artifacts.decision import Decision
 from opprof.artifacts.kernels import WindowFamilies
 from opprof.decision.facts import RunFacts
+from opprof.decision.h1b import _combined
 from opprof.decision.metrics import RATIOS
 from opprof.decision.page import decision_page, markdown
 from opprof.decision.planted import Truth, inverted
+from opprof.decision.resample import Resampled
 from opprof.decision.series import CleanSeries, Missing, read_series
 from opprof.decision.write import write_decision
 from opprof.errors import StateConflict
@@ -116,6 +122,11 @@ def test_scheduler_factorial_and_confirmations() -> None:
     keys = [("P01", config, "moderate", "primary") for config in configs]
     runs = facts(bound, {}, keys=[*keys, ("P01", "C00", "moderate", "confirmation")])
     slow = facts(bound, {"P01": Truth(slowdown=0.3)}, keys=[("P01", "C11", "moderate", "primary")])
+    # The repeat has no CV_moe.
+    again = next(i for i, entry in enumerate(runs) if entry.run.role == "confirmation")
+    reasons = {"CV_moe": "layer scopes cover 63%"}
+    waste = {**runs[again].waste, "CV_moe": None}
+    runs[again] = msgspec_replace(runs[again], waste=waste, missing_waste=reasons)
     decision = decided(bound, [r for r in runs if r.run.config != "C11"] + slow)
     rows = [r for r in decision.factorial if (r.pattern, r.load_point) == ("P01", "moderate")]
     token = next(r for r in rows if r.metric == "E_token_per_ms")
@@ -137,9 +148,28 @@ def test_scheduler_factorial_and_confirmations() -> None:
     assert delta.repeat is not None
     assert delta.absolute == delta.repeat - delta.first
     assert delta.relative == pytest.approx(delta.repeat / delta.first - 1)
+    cv = next(d for d in decision.confirmations if (d.pattern, d.metric) == ("P01", "CV_moe"))
+    assert cv.repeat is None and cv.first is not None
+    assert cv.reason == "P01-C00-moderate-confirmation: layer scopes cover 63%"
     absent = next(d for d in decision.confirmations if d.pattern == "P10")
     assert absent.reason == "P10-C00-moderate is missing"
     assert next(d.pattern for d in decision.confirmations if d.first is None) == "P10"
+
+
+def test_a_metric_is_compared_once_and_a_contrast_names_the_side_that_lacks_it() -> None:
+    named = run_metrics(analyze_run(RUNS / "P01-C00-saturation", None))
+    assert "E_token_per_ms" in named
+    assert not {name.lower() for name in named if name not in RATIOS} & {n.lower() for n in RATIOS}
+    nothing = Resampled(math.nan, np.zeros(1), np.zeros(1))
+    value = Resampled(1.0, np.ones(1), np.ones(1))
+    for sides, lacking in (
+        (({}, {"x": value}), "P05"),
+        (({"x": value}, {"x": nothing}), "P01"),
+        (({"x": nothing}, {}), "P05 and P01"),
+    ):
+        runs = list(zip(("P05", "P01"), sides, strict=True))
+        found = _combined(runs, "x", lambda a, b: a - b, 0.95)
+        assert found.reason == f"x is not available for {lacking}"
 
 
 def test_saturation_strengthens_and_never_decides() -> None:

@@ -141,7 +141,10 @@ def compare_found(
 
 
 def run_metrics(analysis: RunAnalysis) -> dict[str, float | None]:
-    """Return the run-level figures that a comparison sets beside the baseline's."""
+    """Return the run-level figures that a comparison sets beside the baseline's.
+
+    What is a waste metric too has the contract's name here as well: one metric, one name.
+    """
     end, union = analysis.layer1.end_to_end, analysis.layer1.clean_union
     return {
         "completed_rps": None if end is None else end.completed_rps,
@@ -149,7 +152,7 @@ def run_metrics(analysis: RunAnalysis) -> dict[str, float | None]:
         "ttft_p50_ms": None if end is None else end.from_scheduled.ttft_ms.p50,
         "tpot_p50_ms": None if end is None else end.from_scheduled.tpot_ms.p50,
         "latency_p99_ms": None if end is None else end.from_scheduled.latency_ms.p99,
-        "e_token_per_ms": analysis.waste.e_token_per_ms,
+        "E_token_per_ms": analysis.waste.e_token_per_ms,
         "step_duration_mean_ms": None if union is None else union.step_duration_ms.mean,
     }
 

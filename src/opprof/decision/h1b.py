@@ -240,7 +240,8 @@ def _association(matrix: Matrix, pair: _Pair, kept: Kept) -> Association:
     """Compare useful-token efficiency and step-time residual of the two runs."""
     alpha = matrix.file.statistics.alpha
     level, strict = 1 - alpha, 1 - alpha / len(matrix.file.h1b.contrasts)
-    runs = [kept.get(matrix.facts[key].run.name, {}) for key in (pair.irregular, pair.control)]
+    keys = (pair.irregular, pair.control)
+    runs = [(key[0], kept.get(matrix.facts[key].run.name, {})) for key in keys]
     loss = _combined(runs, EFFICIENCY, lambda a, b: 1 - a / b, level)
     residual = _combined(runs, RESIDUAL, lambda a, b: a - b, level)
     corrected = _combined(runs, RESIDUAL, lambda a, b: a - b, strict)
@@ -248,7 +249,7 @@ def _association(matrix: Matrix, pair: _Pair, kept: Kept) -> Association:
     residual_met = None if residual.low is None else residual.low > 0
     known = [met for met in (loss_met, residual_met) if met is not None]
     met = True if any(known) else (False if len(known) == 2 else None)
-    values = [run[RESIDUAL].value if RESIDUAL in run else None for run in runs]
+    values = [run[RESIDUAL].value if RESIDUAL in run else None for _, run in runs]
     return Association(
         efficiency_loss=loss,
         efficiency_loss_met=loss_met,
@@ -264,15 +265,18 @@ def _association(matrix: Matrix, pair: _Pair, kept: Kept) -> Association:
 
 
 def _combined(
-    runs: Sequence[Mapping[str, Resampled]],
+    runs: Sequence[tuple[str, Mapping[str, Resampled]]],
     metric: str,
     combine: Callable[[Any, Any], Any],
     level: float,
 ) -> Estimate:
-    """Combine one metric of both runs, value and resamples alike."""
-    first, second = (run.get(metric) for run in runs)
+    """Combine one metric of both patterns' runs, value and resamples alike."""
+    first, second = (run.get(metric) for _, run in runs)
     if first is None or second is None or math.isnan(first.value + second.value):
-        return Estimate(value=None, reason=f"{metric} is not available on both sides")
+        lacking = [
+            pattern for pattern, run in runs if metric not in run or math.isnan(run[metric].value)
+        ]
+        return Estimate(value=None, reason=f"{metric} is not available for {' and '.join(lacking)}")
     item = Resampled(
         combine(first.value, second.value),
         combine(first.moving, second.moving),

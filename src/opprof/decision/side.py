@@ -132,9 +132,21 @@ def confirmation_deltas(matrix: Matrix) -> list[ConfirmationDelta]:
         ]
         for metric in sorted({*values[0], *values[1]}):
             pair = values[0].get(metric), values[1].get(metric)
-            reason = marks[0] if marks else None
+            reason = marks[0] if marks else _lacking(matrix, metric, (first, repeat), pair)
             rows.append(_delta(pattern, matrix, metric, pair[0], pair[1], reason))
     return rows
+
+
+def _lacking(
+    matrix: Matrix, metric: str, keys: tuple[Key, Key], pair: tuple[float | None, float | None]
+) -> str | None:
+    """Name each run that has no value, with its own reason; None where both have one."""
+    reasons = [
+        f"{run_name(key)}: {matrix.facts[key].missing_waste.get(metric, 'has no value')}"
+        for key, value in zip(keys, pair, strict=True)
+        if value is None
+    ]
+    return "; ".join(reasons) or None
 
 
 def _delta(
@@ -157,7 +169,7 @@ def _delta(
         repeat=repeat,
         absolute=None if delta is None else delta.absolute,
         relative=None if delta is None else delta.relative,
-        reason=reason or (None if known else "no value in both runs"),
+        reason=reason,
     )
 
 
