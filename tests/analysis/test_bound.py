@@ -175,3 +175,28 @@ def test_a_campaigns_page_judges_by_the_amendments_in_force_and_shows_both_verdi
     # What lies in the run stays as it was.
     kept = json.loads((root / "runs" / EXAMPLE.name / "analysis" / "sanity.json").read_bytes())
     assert kept["provenance"]["protocol_sha256"] == first
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "--out", "x"],
+        ["compare"],
+        ["protocol", "rejudge", "--old", "phase3", "--new", "phase3", "--out", "x"],
+    ],
+)
+def test_a_run_that_was_moved_is_named_where_it_is(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = campaign(tmp_path / "c")
+    for name in ("R.1", "R.2", "R.10", "R-confirmation.11", "R.x"):
+        (root / "attempts" / name).mkdir(parents=True)
+
+    def said(run: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, str(root / "runs" / run)])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    assert f"its last attempt was moved to {root / 'attempts' / 'R.10'}" in said("R")
+    assert "moved to" not in said("S")

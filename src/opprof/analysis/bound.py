@@ -26,6 +26,7 @@ from opprof.protocol import Protocol, load_protocol
 
 _CAMPAIGN = "campaign.json"
 _PROTOCOL = "protocol.toml"
+_ATTEMPTS = "attempts"
 _LIMIT_BYTES = 64 << 20
 
 
@@ -96,6 +97,25 @@ def other_protocol(origin: Provenance, protocol: Protocol | None, *, required: b
         f"was analysed under {protocol_named(origin)}, and "
         f"{protocol_named(protocol)} is bound: name its own with --protocol, or analyse it again"
     )
+
+
+def kept_as(run: Path) -> str:
+    """Say where a campaign keeps the attempts at a run that is not in its folder; else empty.
+
+    A failed or broken-off attempt is moved whole to ``attempts/RUN.N``.
+    """
+    root = run.absolute().parent.parent
+    if run.exists() or not is_campaign(root):
+        return ""
+    kept = [path for path in (root / _ATTEMPTS).glob("*.*") if _attempt_at(path, run.name)]
+    if not kept:
+        return ""
+    last = max(kept, key=lambda path: int(path.suffix[1:]))
+    return f"; its last attempt was moved to {last}"
+
+
+def _attempt_at(path: Path, run: str) -> bool:
+    return path.stem == run and path.suffix[1:].isdecimal()
 
 
 def protocol_named(origin: Provenance | Protocol) -> str:

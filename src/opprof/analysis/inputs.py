@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from opprof.analysis.bound import kept_as
 from opprof.artifacts.common import oversized_integer
 from opprof.artifacts.run import ManifestSummary, Result, Timeline
 from opprof.errors import InputError, SchemaError
@@ -67,6 +68,7 @@ def read_inputs(root: Path) -> RunInputs:
     """
     if not root.is_dir():
         reason = "is a file, not a run directory" if root.exists() else "no such run directory"
+        reason += kept_as(root)
         raise InputError(reason, path=root)
     timeline_path = root / "client" / "timeline.json"
     if not timeline_path.is_file():

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from opprof._version import __version__
-from opprof.analysis.bound import other_protocol
+from opprof.analysis.bound import kept_as, other_protocol
 from opprof.analysis.gates import invalidates
 from opprof.analysis.many import analyze_many
 from opprof.analysis.results import RunAnalysis
@@ -51,7 +51,7 @@ def find_folders(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             reason = "is a file, not a folder" if path.exists() else "no such folder"
-            raise InputError(reason, path=path)
+            raise InputError(f"{reason}{kept_as(path)}", path=path)
         inside = [path] if _is_run(path) or _is_analysis(path) else []
         if not inside:
             inside = [p for p in sorted(path.iterdir()) if _is_run(p) or _is_analysis(p)]

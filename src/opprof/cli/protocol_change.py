@@ -273,7 +273,10 @@ def rejudge_command(run: Path, old: str, new: str, out: Path, as_json: bool) -> 
     1 not accepted, 2 unusable input.
     """
     from opprof.adjudication import rejudge, write_adjudication
+    from opprof.analysis.bound import kept_as
 
+    if not run.exists():
+        raise InputError(f"no such run directory{kept_as(run)}", path=run)
     if run.resolve() in [out.resolve(), *out.resolve().parents]:
         raise InputError(
             "lies inside the run, which stays as it is; choose another --out", path=out
