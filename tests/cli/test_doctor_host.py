@@ -6,13 +6,14 @@ import json
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from opprof.cli.doctor import doctor
 from opprof.errors import EnvironmentFailure, InputError
 from opprof.host.cpu import NO_GPU, CpuHost
-from opprof.host.fake_file import MACHINES
+from opprof.host.fake_file import MACHINES, load_machine
 from opprof.protocol import load_protocol
 
 
@@ -84,3 +85,14 @@ def test_unusable_arguments_and_machines(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("opprof.host.detect.open_real_host", gone)
     found = runner.invoke(doctor, ["--host"])
     assert isinstance(found.exception, EnvironmentFailure)
+
+
+def test_a_machine_without_gpus_says_what_to_do_instead_of_a_map(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = msgspec.structs.replace(load_machine("dash0"), gpus=[])
+    monkeypatch.setattr("opprof.host.fake_file.load_machine", lambda _source: machine)
+    found = CliRunner().invoke(doctor, ["--host-file", "dash0", "--cpu-map"]).exception
+    assert isinstance(found, InputError)
+    assert "dash0 has no GPU, so there is nothing to map" in found.reason
+    assert "--host-file" in found.reason and "--no-cpu-masks" in found.reason

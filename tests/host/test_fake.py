@@ -191,3 +191,16 @@ def test_the_clock_is_monotonic_by_default() -> None:
     snapshot = FakeHost(DASH0).snapshot([0])
     assert before <= snapshot.mono_ns <= time.monotonic_ns()
     assert isinstance(DASH0, FakeMachine)
+
+
+def test_everything_that_a_host_file_lacks_is_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("schema = 1\n[host]\nload_1m = 1.0\n[[gpus]]\nindex = 0\n")
+    with pytest.raises(SchemaError) as found:
+        load_machine(path)
+    reason = str(found.value)
+    for name in ("name", "numa_nodes", "idle", "busy", "server_memory_bytes", "host.load_5m",
+                 "host.cpus", "gpus[0].uuid"):  # fmt: skip
+        assert f"{name}," in reason or f"{name} missing" in reason, name
+    assert "copy of the packaged dash0.toml" in reason
+    assert "load_1m" not in reason

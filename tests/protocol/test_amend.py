@@ -206,12 +206,21 @@ def test_another_installation_needs_to_be_recorded(base: Protocol) -> None:
     ("pairs", "error", "reason"),
     [
         ([("nope.x", "1")], InputError, "a protocol has no 'nope'"),
-        ([("gates.nope", "1")], SchemaError, "unknown field `nope`"),
+        ([("gates.nope", "1")], SchemaError, "^unknown key 'gates.nope': gates has no 'nope'$"),
+        (
+            [("patterns.P01.nope", "1")],
+            SchemaError,
+            "^unknown key 'patterns.P01.nope': patterns.P01 has no 'nope'$",
+        ),
         ([("h1b.limits.R64", "1")], InputError, "no table 'h1b.limits'"),
         ([("gates.warmup_completions_min.x", "1")], InputError, "is no table"),
         ([("patterns.P99.arrival", "steady")], InputError, "with an ID of: P01, P02"),
         ([("patterns.P01", "1")], InputError, "with an ID of: P01, P02"),
-        ([("gates.warmup_completions_min", "many")], SchemaError, "Expected `int`, got `str`"),
+        (
+            [("gates.warmup_completions_min", "many")],
+            SchemaError,
+            "^with these values the protocol is unusable: .* Expected `int`, got `str`",
+        ),
         ([("gates.warmup_completions_min", "-1")], SchemaError, "Expected `int` >= 0"),
         ([("patterns.P01.arrival", "burst")], SchemaError, "matching regex"),
         ([("gates.warmup_completions_min", "32")], InputError, "is 32 already"),

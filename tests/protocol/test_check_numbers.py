@@ -70,7 +70,11 @@ def test_every_number_has_a_domain(path: Path) -> None:
     ("key", "literal", "reason"),
     [
         ("saturation_max_concurrency", "64513", "with a port and a file"),
-        ("saturation_max_concurrency", "0", "with a port and a file"),
+        # Why nothing is larger is no reason against what is too small.
+        ("saturation_max_concurrency", "0", r"`int` >= 1 - at `\$.load.\w+`$"),
+        ("smd_max", "-1.0", r"`float` >= 0.0 - at `\$.representativeness.smd_max`$"),
+        ("smd_max", "1e7", "differs a millionfold"),
+        ("classifiable_min", "-0.1", "it is a share"),
         ("temperature", "0.7", "greedy decoding"),
         ("clean_segment_s", "0", "whole nanoseconds"),
         ("drain_watchdog_s", "1e9", "longer than a week"),

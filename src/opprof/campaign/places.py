@@ -90,8 +90,14 @@ def split_cpus(host: Topology) -> tuple[list[str], list[int]]:
         InputError: no GPU, GPUs that do not count from 0, a GPU without a NUMA node on a host that
             has several, or a node with fewer processors than GPUs.
     """
-    if [gpu.index for gpu in host.gpus] != list(range(len(host.gpus))) or not host.gpus:
-        have = format_cpus(gpu.index for gpu in host.gpus) or "none"
+    if not host.gpus:
+        raise InputError(
+            f"{host.host} has no GPU, so there is nothing to map: look on the machine that the"
+            " campaign will run on, or name one with --host-file; a campaign without GPUs starts"
+            " with --no-cpu-masks and needs no map"
+        )
+    if [gpu.index for gpu in host.gpus] != list(range(len(host.gpus))):
+        have = format_cpus(gpu.index for gpu in host.gpus)
         raise InputError(f"{host.host}: a map counts its GPUs from 0; GPUs here: {have}")
     usable = set(parse_cpus(host.cpus))
     local = {node.node: sorted(usable & set(parse_cpus(node.cpus))) for node in host.numa_nodes}

@@ -112,6 +112,12 @@ def load_machine(source: str | Path) -> FakeMachine:
     try:
         text = data.decode("utf-8")
         raw = msgspec.json.decode(data) if path.suffix == ".json" else tomllib.loads(text)
+        if missing := _missing(raw):
+            raise SchemaError(
+                f"no host file: {', '.join(missing)} missing; begin with a copy of the packaged"
+                " dash0.toml (docs/host.md)",
+                path=path,
+            )
         machine = msgspec.convert(raw, FakeMachine)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"no host file: {error}", path=path) from error
@@ -120,6 +126,26 @@ def load_machine(source: str | Path) -> FakeMachine:
     except InputError as error:
         raise SchemaError(f"no host file: {error.reason}", path=path) from error
     return machine
+
+
+def _missing(raw: object) -> list[str]:
+    """Return every required key that is absent, by its path."""
+    if not isinstance(raw, dict):
+        return []
+    found = [name for name in _required(FakeMachine) if name not in raw]
+    host = raw.get("host")
+    if isinstance(host, dict):
+        found += [f"host.{name}" for name in _required(HostState) if name not in host]
+    for table, kind in (("gpus", GpuDevice), ("numa_nodes", NumaNode)):
+        rows = raw.get(table)
+        for at, row in enumerate(rows if isinstance(rows, list) else []):
+            if isinstance(row, dict):
+                found += [f"{table}[{at}].{name}" for name in _required(kind) if name not in row]
+    return found
+
+
+def _required(kind: type[Struct]) -> list[str]:
+    return [each.encode_name for each in msgspec.structs.fields(kind) if each.required]
 
 
 def check_machine(machine: FakeMachine) -> None:

@@ -148,11 +148,25 @@ def _applied(text: str, values: Sequence[_Value]) -> str:
 
 def _check_meaning(frozen: Protocol, text: str, values: Sequence[_Value]) -> None:
     """The new values fit the schema, and exactly the named keys differ."""
-    made = _parsed(text.encode(), frozen.source)
+    try:
+        made = _parsed(text.encode(), frozen.source)
+    except InputError as error:
+        # The file is sound: what does not fit is one of the values.
+        raise type(error)(_of_the_values(error.reason, values)) from error
     changed = [change.key for change in diff(frozen.file, made.file)]
     for value in values:
         if not any(key == value.key or key.startswith(value.key + ".") for key in changed):
             raise InputError(f"{value.key} is {value.old or 'at its default'} already")
+
+
+def _of_the_values(reason: str, values: Sequence[_Value]) -> str:
+    """Say of an amended file that cannot be read which of the new values is at fault."""
+    for value in values:
+        name = value.path[-1]
+        if value.old is None and f"unknown field `{name}`" in reason:
+            table = value.key.rpartition(".")[0]
+            return f"unknown key {value.key!r}: {table} has no {name!r}"
+    return f"with these values the protocol is unusable: {reason}"
 
 
 def _parsed(data: bytes, source: str) -> Protocol:

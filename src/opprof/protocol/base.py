@@ -17,9 +17,13 @@ _SIZE = "a million is beyond any run"
 _RATIO = "what differs a millionfold is not compared any more"
 _TOKENS = "engines count tokens and sequences in 32 bits"
 _FIT = "a least-squares fit tells apart no other numbers"
+_SHARE = "it is a share"
+_INSIDE = "it is a share, and neither none nor all"
+BOTH_ENDS = frozenset({_CLOCK, _FIT, _SHARE, _INSIDE})
+"""Reasons of a lower bound as well; every other one says why nothing is larger."""
 
-Fraction = Annotated[float, Meta(ge=0, le=1, description="it is a share")]
-Inside = Annotated[float, Meta(gt=0, lt=1, description="it is a share, and neither none nor all")]
+Fraction = Annotated[float, Meta(ge=0, le=1, description=_SHARE)]
+Inside = Annotated[float, Meta(gt=0, lt=1, description=_INSIDE)]
 Seconds = Annotated[float, Meta(ge=1e-9, le=_WEEK_S, description=_CLOCK)]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=_WEEK_S, description=_CLOCK)]
 Milliseconds = Annotated[float, Meta(ge=1e-6, le=1000 * _WEEK_S, description=_CLOCK)]

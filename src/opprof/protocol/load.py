@@ -18,6 +18,7 @@ from msgspec import inspect
 
 from opprof.errors import InputError, SchemaError
 from opprof.files import read_bytes, sha256_bytes
+from opprof.protocol.base import BOTH_ENDS
 from opprof.protocol.model import Config, Pattern, ProtocolFile
 from opprof.toml_file import decode_toml
 
@@ -160,6 +161,8 @@ def _why(message: str) -> str:
             found = found.item_types[name]
     if isinstance(found, inspect.LiteralType) and "Invalid enum value" in message:
         told = f"one of {', '.join(map(repr, found.values))}"
+    elif re.search(r"` >=? ", message) and told not in BOTH_ENDS:
+        told = ""
     limited = "Invalid enum value" in message or "`int` " in message or "`float` " in message
     return f" ({told})" if told and limited else ""
 
