@@ -155,7 +155,7 @@ def test_nothing_that_a_start_did_not_make_is_taken_back(tmp_path: Path, store: 
     with campaign_lock(store.folder):
         assert "a controller owns this campaign" in withdraw(made)
     first = store.runs()[0]
-    begin_attempt(store, first, Slot("h", [0], [], 0, "", 1), {}, folder="runs/x", wall_ns=1)
+    begin_attempt(store, first, Slot("h", [0], [], 0, "", 1), {}, folder="runs/x")
     assert withdraw(made).endswith(f"stays: {first.run} has begun")
     store.save(first)
     other = tmp_path / "other"

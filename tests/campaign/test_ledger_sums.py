@@ -22,6 +22,7 @@ from opprof.campaign.ledger import (
     settle,
 )
 from opprof.campaign.plan import planned_runs
+from opprof.campaign.stamps import Stamp
 
 TWO_GPUS = Slot("dash0", [4, 5], ["a", "b"], 18004, "80-119", 3, 8)
 
@@ -94,7 +95,7 @@ def test_checking_costs_no_gpu_time() -> None:
 
 def test_an_attempt_nobody_saw_end_costs_until_its_gpus_were_found_free() -> None:
     last = attempt(1, "loading", TWO_GPUS, start_s=10.0)
-    assert attempt_cost(last, until_wall_ns=60 * NS).gpu_s == 100.0
+    assert attempt_cost(last, until=Stamp(60 * NS)).gpu_s == 100.0
     assert attempt_cost(last).gpu_s == 0.0
 
 

@@ -63,7 +63,7 @@ def record(run: str = "P01-C00-saturation", order: int = 0) -> RunRecord:
 
 
 def store(folder: Path) -> Store:
-    return Store(folder, wall_ns=lambda: 5)
+    return Store(folder, wall_ns=lambda: 5, mono_ns=lambda: 7, boot_id="boot")
 
 
 def test_a_transition_keeps_the_earlier_ones(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_transition_keeps_the_earlier_ones(tmp_path: Path) -> None:
     assert after.state == "serving"
     assert after.attempt is not None
     assert [step.phase for step in after.attempt.transitions] == ["starting", "serving"]
-    assert after.attempt.transitions[-1] == Transition("serving", 5, "healthy")
+    assert after.attempt.transitions[-1] == Transition("serving", 5, "healthy", 7, "boot")
 
 
 def test_records_come_in_the_order_of_execution(tmp_path: Path) -> None:

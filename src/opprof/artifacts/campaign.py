@@ -1,7 +1,8 @@
 """A campaign directory: what was started, where every run stands, what it cost (A-P3-1 to -4).
 
 Format history
-    schema 1    first. Added since: an attempt's ``sanity``, the controller's ``hosts``.
+    schema 1    first. Added since: an attempt's ``sanity``, the controller's ``hosts``, a
+                transition's ``mono_ns``, ``boot_id`` and ``wall_step_s``.
 
 ``<campaign>/campaign.json`` is immutable; ``state/<run>.json`` holds one :class:`RunRecord` a
 planned run and is replaced whole (write, fsync, rename); ``ledger.jsonl`` grows by one
@@ -115,6 +116,12 @@ class Transition(Struct, frozen=True, forbid_unknown_fields=True):
     phase: Phase
     wall_ns: WallNs
     reason: str = ""
+    mono_ns: Count | None = None
+    """CLOCK_MONOTONIC of the controller's machine: GPU time is charged by it."""
+    boot_id: str = ""
+    """Boot within which ``mono_ns`` can be compared."""
+    wall_step_s: float = 0.0
+    """By how much the wall clock was set since the transition before; 0 where both clocks agree."""
 
 
 class Attempt(Struct, frozen=True, forbid_unknown_fields=True):

@@ -88,9 +88,7 @@ class Launcher:
         """
         binding, store = self._equipment.binding, self._store
         hashes = binding.source_hashes(record.pattern, record.config)
-        record = state.begin_attempt(
-            store, record, self._slot(slot), hashes, folder=place.folder, wall_ns=store.wall_ns()
-        )
+        record = state.begin_attempt(store, record, self._slot(slot), hashes, folder=place.folder)
         journal = StoreJournal(store, record)
         spec = self._spec(record, place)
         self._say(f"{record.run}: attempt {spec.number} begins")
@@ -136,6 +134,12 @@ class Launcher:
             )
         )
         self.release(record.run, attempt.slot.wave)
+        for step in attempt.transitions:
+            if step.wall_step_s:
+                self._say(
+                    f"{record.run}: the wall clock was set by {step.wall_step_s:+.3f} s before "
+                    f"{step.phase}; GPU time is charged by the monotonic clock"
+                )
         words = record.state if not attempt.reason else f"{record.state}: "
         self._say(f"{record.run}: {words}{attempt.reason}")
 
@@ -155,12 +159,12 @@ class Launcher:
 
         ``shutdown``: with what ending them now would still take.
         """
-        now, more_s = self._store.wall_ns(), self.pace.shutdown_timeout_s
+        now, more_s = self._store.now(), self.pace.shutdown_timeout_s
         spent = 0.0
         for journal in self._active.values():
             attempt = journal.record.attempt
             if attempt is not None and attempt.slot is not None:
-                spent += attempt_cost(attempt, until_wall_ns=now).gpu_s
+                spent += attempt_cost(attempt, until=now).gpu_s
                 spent += len(attempt.slot.gpus) * more_s if shutdown else 0.0
         return spent
 

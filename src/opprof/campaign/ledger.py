@@ -14,6 +14,7 @@ from typing import Literal
 
 from opprof.artifacts.campaign import Attempt, Charge, Phase, RunRecord
 from opprof.campaign.plan import ACTIVE
+from opprof.campaign.stamps import Stamp, elapsed_ns, stamp_of
 from opprof.protocol.model import Budget
 
 CONSUMED = ("prior", "run", "burnin", "colocation", "retry", "cleanup")
@@ -179,33 +180,32 @@ class AttemptCost:
         return self.run_gpu_s + self.cleanup_gpu_s
 
 
-def attempt_cost(attempt: Attempt, *, until_wall_ns: int | None = None) -> AttemptCost:
+def attempt_cost(attempt: Attempt, *, until: Stamp | None = None) -> AttemptCost:
     """Return what an attempt spent, from its transitions.
 
     The server owns its GPUs from ``starting`` until the transition after ``cleaning``
     (``checking``, or the attempt's end, which is written when its GPU memory is back at zero).
-    ``until_wall_ns``: for an attempt that nobody saw end, when its GPU memory was found at zero;
-    conservative, since its server may have lived until then. A clock that was set back counts as no
-    time, never as negative.
+    ``until``: for an attempt that nobody saw end, until when its server may have lived. Lengths are
+    the monotonic clock's (:mod:`opprof.campaign.stamps`), never negative.
     """
     gpus = len(attempt.slot.gpus) if attempt.slot else 0
     start = cleaning = end = None
     for step in attempt.transitions:
         if step.phase == "starting" and start is None:
-            start = step.wall_ns
+            start = stamp_of(step)
         elif step.phase == "cleaning" and cleaning is None:
-            cleaning = step.wall_ns
+            cleaning = stamp_of(step)
         elif start is not None and step.phase not in _OWNING and end is None:
-            end = step.wall_ns
+            end = stamp_of(step)
     if start is None:
         return AttemptCost(0.0, 0.0)
-    if end is None:
-        last = max(step.wall_ns for step in attempt.transitions)
-        end = last if until_wall_ns is None else max(last, until_wall_ns)
-    border = end if cleaning is None else min(max(cleaning, start), max(end, start))
+    last = stamp_of(attempt.transitions[-1])
+    whole_ns = elapsed_ns(start, last if end is None else end)
+    if end is None and until is not None:
+        whole_ns += elapsed_ns(last, until)
+    run_ns = whole_ns if cleaning is None else min(elapsed_ns(start, cleaning), whole_ns)
     return AttemptCost(
-        run_gpu_s=gpus * max(0, border - start) / _NS,
-        cleanup_gpu_s=gpus * max(0, end - border) / _NS,
+        run_gpu_s=gpus * run_ns / _NS, cleanup_gpu_s=gpus * (whole_ns - run_ns) / _NS
     )
 
 
@@ -267,7 +267,7 @@ def settle(
     for record in records:
         for attempt in record.attempts:
             found = charged.get((record.run, attempt.number), 0)
-            cost = _owed(attempt, found, until_wall_ns=wall_ns)
+            cost = _owed(attempt, found, until=Stamp(wall_ns))
             if cost is not None:
                 lines += charge_attempt(
                     record, attempt, cost, wall_ns=wall_ns, simulated=simulated, note=_SETTLED
@@ -277,10 +277,10 @@ def settle(
     return lines
 
 
-def _owed(attempt: Attempt, charged_ns: int, *, until_wall_ns: int) -> AttemptCost | None:
+def _owed(attempt: Attempt, charged_ns: int, *, until: Stamp) -> AttemptCost | None:
     """What an attempt still owes the ledger; None for nothing."""
     ended = attempt.phase not in ACTIVE
-    cost = attempt_cost(attempt, until_wall_ns=None if ended else until_wall_ns)
+    cost = attempt_cost(attempt, until=None if ended else until)
     owed_ns = (gpu_ns(attempt.gpu_seconds) if ended else gpu_ns(cost.gpu_s)) - charged_ns
     if owed_ns <= _TOLERANCE_NS:
         return None

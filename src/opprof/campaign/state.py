@@ -16,7 +16,6 @@ from opprof.artifacts.campaign import (
     ProcessRecord,
     RunRecord,
     Slot,
-    Transition,
 )
 from opprof.artifacts.common import Outcome as GateOutcome
 from opprof.campaign.attempt import Fault, Outcome
@@ -24,6 +23,7 @@ from opprof.campaign.ledger import attempt_cost
 from opprof.campaign.naming import round_of
 from opprof.campaign.plan import ACTIVE
 from opprof.campaign.processes import Ended
+from opprof.campaign.stamps import Stamp
 from opprof.campaign.store import Store, with_attempt
 from opprof.errors import OpprofError
 from opprof.host.birthmark import is_born_in
@@ -81,14 +81,13 @@ def begin_attempt(
     hashes: Mapping[str, str],
     *,
     folder: str,
-    wall_ns: int,
 ) -> RunRecord:
     """Save and return the record with a new attempt in phase ``starting``."""
     attempt = Attempt(
         number=len(record.attempts) + 1,
         folder=folder,
         phase="starting",
-        transitions=[Transition("starting", wall_ns)],
+        transitions=[store.step("starting")],
         slot=slot,
         processes=[],
         source_hashes=dict(hashes),
@@ -133,15 +132,14 @@ def interrupt(
     protocol_sha256: str,
     fault: Fault = "interrupted",
     *,
-    until_wall_ns: int | None = None,
+    until: Stamp | None = None,
 ) -> RunRecord:
     """End an attempt that was broken off; its folder is kept.
 
-    ``until_wall_ns``: until when its server may have owned its GPUs (default: now).
+    ``until``: until when its server may have owned its GPUs (default: now).
     """
     assert record.attempt is not None
-    until = store.wall_ns() if until_wall_ns is None else until_wall_ns
-    cost = attempt_cost(record.attempt, until_wall_ns=until)
+    cost = attempt_cost(record.attempt, until=until or store.now())
     record = store.transition(record, "interrupted", reason, fault=fault, gpu_seconds=cost.gpu_s)
     return put_aside(store, record, protocol_sha256)
 
@@ -195,7 +193,7 @@ def recover(
                     record,
                     f"the controller ended in {record.state}",
                     protocol_sha256,
-                    until_wall_ns=None if lived else store.last_written_ns(attempt.folder),
+                    until=None if lived else Stamp(store.last_written_ns(attempt.folder)),
                 )
         else:
             record = put_aside(store, record, protocol_sha256)

@@ -29,6 +29,8 @@ from opprof.artifacts.campaign import (
     Stop,
     Transition,
 )
+from opprof.campaign.processes import ProcessTable
+from opprof.campaign.stamps import Stamp, stamp_of, wall_step_ns
 from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
 
@@ -72,12 +74,31 @@ def _die() -> None:
 class Store:
     """Reads and writes one campaign folder; only the controller that holds the lock writes."""
 
-    def __init__(self, folder: Path, *, wall_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        wall_ns: Callable[[], int],
+        mono_ns: Callable[[], int] = time.monotonic_ns,
+        boot_id: str | None = None,
+    ) -> None:
         self.folder = folder
         self.wall_ns = wall_ns
+        self._mono_ns = mono_ns
+        self._boot_id = ProcessTable().boot_id if boot_id is None else boot_id
         self._home: tuple[int, int] | None = None
         """Device and inode of the folder, from the first write."""
         self._crash = CrashPoints(os.environ.get(CRASH_VARIABLE, ""))
+
+    def now(self) -> Stamp:
+        """Return this moment by both clocks."""
+        return Stamp(self.wall_ns(), self._mono_ns(), self._boot_id)
+
+    def step(self, phase: Phase, reason: str = "", after: Attempt | None = None) -> Transition:
+        """Return a transition of this moment, the next one of an attempt."""
+        now, before = self.now(), after.transitions[-1] if after and after.transitions else None
+        step_ns = 0 if before is None else wall_step_ns(stamp_of(before), now)
+        return Transition(phase, now.wall_ns, reason, now.mono_ns, now.boot_id, step_ns / 1e9)
 
     # ------------------------------------------------------------------ places
 
@@ -208,7 +229,7 @@ class Store:
         attempt.
         """
         attempt = _last(record)
-        step = Transition(phase=phase, wall_ns=self.wall_ns(), reason=reason)
+        step = self.step(phase, reason, after=attempt)
         if phase in FINAL_PHASES:
             changes["reason"] = reason
         attempt = msgspec.structs.replace(
