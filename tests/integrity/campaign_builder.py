@@ -14,7 +14,8 @@ from opprof.analysis.load import compare_found, load_runs
 from opprof.analysis.run import analyze_run
 from opprof.analysis.write import encode, write_analysis
 from opprof.artifacts.campaign import Attempt, Campaign, CheckName, RunRecord, Transition
-from opprof.artifacts.common import Gate
+from opprof.artifacts.common import Gate, SanityBlock
+from opprof.artifacts.plan import ColocationGate
 from opprof.artifacts.run import Result
 from opprof.code_hash import client_sha256, code_sha256
 from opprof.files import sha256_file
@@ -132,6 +133,39 @@ def state_of(protocol_sha256: str, launch: str) -> RunRecord:
         needs=[],
         state="complete",
         attempts=[attempt],
+    )
+
+
+def gate_of(folder: Path, inputs: dict[str, str]) -> ColocationGate:
+    """Return a gate of the host ``vm`` that authorises two slots."""
+    recorded = provenance.read_campaign(folder)
+    return ColocationGate(
+        schema=1,
+        outcome="eight",
+        reason="",
+        authorised_width=2,
+        protocol_id="phase3",
+        protocol_sha256=recorded.protocols[0],
+        host="vm",
+        gpus=[0, 1],
+        gpu_uuids=["", ""],
+        engine="sim",
+        engine_version=__version__,
+        time_scale=1.0,
+        target="P01/C00",
+        solo_saturation_rps=1.0,
+        solo_throughput_rps=1.0,
+        top_families=[],
+        solo_gates=[],
+        regimes=[],
+        inputs=inputs,
+        mapping_version="v2",
+        mapping_sha256=recorded.mappings["v2"],
+        code_version=__version__,
+        code_sha256=recorded.code_sha256,
+        created_wall_ns=1,
+        simulated=True,
+        sanity=SanityBlock([], []),
     )
 
 

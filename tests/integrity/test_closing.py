@@ -19,6 +19,7 @@ BESIDE = (
     "controller.log",
     "decision.json",
     "ledger.jsonl",
+    "colocation/vm/gate.json",
     f"logs/{RUN}.1.client.log",
     "stop.json",
     f"state/{RUN}.json",
@@ -40,7 +41,7 @@ def left(built: Path, tmp_path: Path) -> Path:
     closing.reopen(campaign)
     for name in BESIDE:
         path = campaign / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             path.write_bytes(b'{"one": "line"}\n')
     closing.close(campaign, wall_ns=4)
@@ -72,11 +73,33 @@ def test_every_change_is_named(left: Path, name: str) -> None:
     assert named(left, name)
 
 
-@pytest.mark.parametrize("name", ["logs/late.log", "state/other.json", "protocols/x.txt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attempts/other.1/client/x.json",
+        "colocation/other/gate.json",
+        "colocation/vm/solo-moderate/P01-C00-moderate-colocation/client/x.json",
+        "logs/late.log",
+        "protocols/x.txt",
+        "runs/other/x.json",
+        "state/other.json",
+    ],
+)
 def test_what_was_added_is_named(left: Path, name: str) -> None:
-    (left / name).parent.mkdir(exist_ok=True)
+    (left / name).parent.mkdir(parents=True, exist_ok=True)
     (left / name).write_bytes(b"{}")
+    assert verify(left).outcome == "fail"
     assert named(left, name)
+
+
+def test_a_stop_or_ledger_that_was_not_left_is_named(left: Path) -> None:
+    for name in ("stop.json", "ledger.jsonl"):
+        (left / name).unlink()
+    closing.close(left, wall_ns=4)
+    (left / "stop.json").write_bytes(b"{}")
+    (left / "ledger.jsonl").write_bytes(b"")
+    (left / "notes.txt").write_bytes(b"no part of a campaign, told as such")
+    assert told(left) == {"stop.json", "ledger.jsonl"}
 
 
 def test_without_the_record_nothing_is_passed_in_silence(left: Path) -> None:

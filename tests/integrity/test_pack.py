@@ -22,6 +22,7 @@ from opprof.artifacts.pack import Pack
 from opprof.cli import main
 from opprof.errors import InputError, IntegrityError, StateConflict
 from opprof.files import sha256_bytes, sha256_file
+from opprof.integrity import closing
 from opprof.integrity import pack as packing
 from opprof.integrity.pack import Packed, PackOptions, pack
 from opprof.integrity.verify import verify
@@ -101,6 +102,7 @@ def test_what_is_not_evaluable_is_packed_only_when_accepted(campaign: Path, mani
 
 def test_private_text_is_refused(campaign: Path, manifest: Path) -> None:
     (campaign / "controller.log").write_text(SECRET)
+    closing.close(campaign, wall_ns=4)
     with pytest.raises(IntegrityError, match="the scan has 1 findings; nothing was packed"):
         run_pack(campaign, manifest)
     assert not (campaign.parent / "out").exists()
@@ -143,10 +145,12 @@ def test_a_private_manifest_that_was_used_must_be_scanned_against(
     attempts = campaign / "attempts" / "x.1"
     attempts.mkdir(parents=True)
     (attempts / "manifest.sha256").write_text(json.dumps(summary))
+    closing.close(campaign, wall_ns=4)
     with pytest.raises(IntegrityError, match=f"private manifest {MANIFEST}, which --private did"):
         run_pack(campaign, manifest, accept_not_evaluable=True)
     summary["sha256"] = sha256_file(manifest)
     (attempts / "manifest.sha256").write_text(json.dumps(summary))
+    closing.close(campaign, wall_ns=4)
     assert run_pack(campaign, manifest, accept_not_evaluable=True).bytes > 0
 
 
@@ -212,6 +216,7 @@ def test_what_changes_during_the_scan_is_refused(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from opprof.integrity import closing
 from opprof.integrity import pack as packing
 from opprof.protocol import load_protocol
 

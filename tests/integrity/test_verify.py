@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from campaign_builder import MANIFEST, RUN, build, edit
+from campaign_builder import MANIFEST, RUN, build, edit, gate_of, write
 
 from opprof.analysis.load import LoadedRun, compare_found
 from opprof.analysis.run import analyze_run
@@ -17,7 +18,7 @@ from opprof.analysis.write import encode
 from opprof.artifacts.verification import VerifyReport
 from opprof.cli import main
 from opprof.errors import InputError
-from opprof.files import sha256_bytes
+from opprof.files import sha256_bytes, sha256_file
 from opprof.integrity import closing, provenance
 from opprof.integrity.verify import verify
 from opprof.protocol.load import load_protocol, parse_protocol
@@ -105,9 +106,40 @@ def test_an_additional_file_is_named(campaign: Path, name: str) -> None:
 def test_what_nobody_records_is_not_evaluable(campaign: Path) -> None:
     (campaign / "notes.txt").write_text("x")
     shutil.copytree(campaign / "runs" / RUN, campaign / "runs" / "P02-C00-saturation")
+    round_folder = campaign / "colocation" / "vm" / "solo-moderate"
+    shutil.copytree(campaign / "runs" / RUN, round_folder / "P02-C00-moderate-colocation")
+    added = {
+        "runs/P02-C00-saturation",
+        "colocation/vm/solo-moderate/P02-C00-moderate-colocation",
+    }
+    # Nothing of them was there when the controller left.
+    assert {name.rpartition("/client")[0] for _, name in failed(verify(campaign))} >= added
+    closing.reopen(campaign)
     report = verify(campaign)
     assert report.outcome == "not_evaluable"
-    assert {check.subject for check in report.checks} == {"notes.txt", "runs/P02-C00-saturation"}
+    told = {check.subject for check in report.checks}
+    assert told == {"notes.txt", "provenance/closing.json", *added}
+
+
+def test_a_gate_is_held_to_its_inputs_host_and_code(campaign: Path) -> None:
+    kernels = f"runs/{RUN}/analysis/kernels.json"
+    gate = gate_of(campaign, {kernels: sha256_file(campaign / kernels)})
+    path = campaign / "colocation" / "vm" / "gate.json"
+    for other, name in (
+        (gate, None),
+        (msgspec.structs.replace(gate, inputs={kernels: "0" * 64}), kernels),
+        (
+            msgspec.structs.replace(gate, inputs={"../c/x.json": "0" * 64}),
+            "colocation/vm/gate.json",
+        ),
+        (msgspec.structs.replace(gate, inputs={}), "colocation/vm/gate.json"),
+        (msgspec.structs.replace(gate, host="other"), "colocation/vm/gate.json"),
+        (msgspec.structs.replace(gate, code_sha256="0" * 64), "colocation/vm/gate.json"),
+        (msgspec.structs.replace(gate, protocol_sha256="0" * 64), "colocation/vm/gate.json"),
+    ):
+        write(path, other)
+        closing.close(campaign, wall_ns=4)
+        assert [subject for _, subject in failed(verify(campaign))] == [name] * (name is not None)
 
 
 def test_links_are_never_followed(campaign: Path) -> None:

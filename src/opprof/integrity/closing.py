@@ -1,16 +1,18 @@
 """What a campaign left beside its finished folders: ledger, states, logs, decision.
 
 A controller's last act is ``provenance/closing.json``: the hash of every file that no folder's own
-record holds. Its first act, and that of everything else that changes a campaign, is to take that
-record away, so one that lies there speaks of the files as they were left.
+record holds, the co-location gates among them. Its first act, and that of everything else that
+changes a campaign, is to take that record away, so one that lies there speaks of the files as they
+were left.
 
 Source: protocol, A-P3-2; "Artifact, privacy, and reproducibility contract"; hard stop 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -26,10 +28,31 @@ NAME = "closing.json"
 GROWS = frozenset({"controller.log"})
 """A resume that is refused still writes its line here: what was there must be there."""
 _UNRECORDED = frozenset({"controller.lock", f"{FOLDER}/{NAME}"})
-_OWN_RECORDS = ("runs/", "attempts/")
-_GATE = "colocation/"
+RECORDED = ("runs", "attempts", "colocation")
+"""Folders of a campaign whose finished parts have records of their own."""
 _LATER = frozenset({"comparison.json", "decision.json", "decision.md", "pack.json", "report.html"})
 """Made from finished folders at any time; these name the hashes of what they were made from."""
+OWN_NAMES = frozenset(
+    {
+        "campaign.json",
+        "protocol.toml",
+        "protocols",
+        "state",
+        "ledger.jsonl",
+        "controller.json",
+        "controller.lock",
+        "controller.log",
+        "commands.log",
+        "logs",
+        "stop.json",
+        "stops",
+        "adjudications",
+        FOLDER,
+        *RECORDED,
+        *_LATER,
+    }
+)
+"""What may lie at the top of a campaign."""
 
 
 def close(campaign: Path, *, wall_ns: int) -> None:
@@ -40,7 +63,9 @@ def close(campaign: Path, *, wall_ns: int) -> None:
         InputError: a file cannot be read.
         EnvironmentFailure: the record cannot be written.
     """
-    files = [FileHash(entry.name, *hash_plain(entry.path)) for entry in _entries(campaign)]
+    inside = _recorded(entry.name for entry in _files(campaign / FOLDER, f"{FOLDER}/"))
+    entries = _entries(campaign, inside)
+    files = [FileHash(entry.name, *hash_plain(entry.path)) for entry in entries]
     record = FolderProvenance(
         schema=1,
         campaign=read_campaign(campaign).campaign,
@@ -116,9 +141,9 @@ def check_closing(checks: Checks) -> None:
         else:
             checks.file("closing", checks.root / item.path, item.sha256)
     expected = {item.path for item in record.files} | _LATER | told
-    for entry in _entries(checks.root):
+    for entry in _entries(checks.root, _recorded(item.path for item in record.files)):
         # Other names at the top are told as what they are: no part of a campaign.
-        if entry.name not in expected and "/" in entry.name:
+        if entry.name not in expected and ("/" in entry.name or entry.name in OWN_NAMES):
             reason = "is additional: the campaign was left without it"
             seen = checks.hash(entry.path)
             checks.add("closing", entry.name, "fail", reason, seen=seen)
@@ -135,12 +160,29 @@ def _check_grown(checks: Checks, item: FileHash) -> None:
     checks.equal("closing", item.path, item.sha256, seen, reason=reason)
 
 
-def _entries(campaign: Path) -> Iterator[Entry]:
+def _recorded(names: Iterable[str]) -> frozenset[str]:
+    """Return the folders whose own records are among the names of a campaign's files."""
+    inside = (name.removeprefix(f"{FOLDER}/") for name in names if name.startswith(f"{FOLDER}/"))
+    return frozenset(
+        name.removesuffix(".json")
+        for name in inside
+        if name.endswith(".json") and name.split("/")[0] in RECORDED
+    )
+
+
+def _entries(campaign: Path, recorded: frozenset[str]) -> Iterator[Entry]:
     """Yield the regular files that no folder's own record holds."""
-    for entry in walk(campaign):
-        if not isinstance(entry, Entry) or entry.kind != "file" or entry.name in _UNRECORDED:
-            continue
-        inside = entry.name.startswith(_OWN_RECORDS)
-        inside |= entry.name.startswith(_GATE) and entry.name.count("/") > 1
-        if not inside:
+    for entry in _files(campaign):
+        if entry.name not in _UNRECORDED and recorded.isdisjoint(_folders(entry.name)):
             yield entry
+
+
+def _files(root: Path, prefix: str = "") -> Iterator[Entry]:
+    for entry in walk(root):
+        if isinstance(entry, Entry) and entry.kind == "file":
+            yield replace(entry, name=prefix + entry.name)
+
+
+def _folders(name: str) -> Iterator[str]:
+    """Yield every folder that a file lies in."""
+    return (parent.as_posix() for parent in PurePosixPath(name).parents)

@@ -191,11 +191,26 @@ def check_derived(
             continue
         inputs = [run / name] if run is not None else _places(name, places or Analyses())
         _check_input(checks, subject, name, expected, inputs, certain=run is not None)
-    if named.protocol_sha256 is not None:
-        _check_protocol(checks, subject, named.protocol_sha256, known)
+    mapping = None
     if named.mapping_sha256 is not None and named.mapping_version is not None:
-        _check_mapping(checks, subject, named.mapping_version, named.mapping_sha256, known)
-    _check_code(checks, subject, named.code_sha256, known)
+        mapping = named.mapping_version, named.mapping_sha256
+    check_made_with(checks, subject, named.protocol_sha256, mapping, named.code_sha256, known)
+
+
+def check_made_with(
+    checks: Checks,
+    subject: str,
+    protocol_sha256: str | None,
+    mapping: tuple[str, str] | None,
+    code_sha256: str,
+    known: Known,
+) -> None:
+    """Compare the protocol, the mapping table (version and hash) and the code of an artefact."""
+    if protocol_sha256 is not None:
+        _check_protocol(checks, subject, protocol_sha256, known)
+    if mapping is not None:
+        _check_mapping(checks, subject, *mapping, known)
+    _check_code(checks, subject, code_sha256, known)
 
 
 def _places(name: str, places: Analyses) -> list[Path]:

@@ -15,38 +15,13 @@ from opprof.errors import OpprofError
 from opprof.integrity.adjudicated import JUDGED_AGAIN, accepted_later, check_adjudications
 from opprof.integrity.checks import Checks
 from opprof.integrity.closing import NAME as CLOSING
-from opprof.integrity.closing import check_closing
+from opprof.integrity.closing import OWN_NAMES, RECORDED, check_closing
 from opprof.integrity.derived import TIMELINE, Known, check_run
+from opprof.integrity.gates import check_gates
 from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR
 from opprof.integrity.tree import Entry, walk
 
-RECORDED = ("runs", "attempts", "colocation")
-"""Folders of a campaign whose finished parts are recorded."""
 _CHECKS: tuple[CheckName, ...] = get_args(CheckName)
-_OWN_NAMES = frozenset(
-    {
-        "campaign.json",
-        "protocol.toml",
-        "protocols",
-        "state",
-        "ledger.jsonl",
-        "controller.json",
-        "controller.lock",
-        "controller.log",
-        "commands.log",
-        "logs",
-        "stop.json",
-        "stops",
-        "adjudications",
-        "decision.json",
-        "decision.md",
-        "comparison.json",
-        "report.html",
-        "pack.json",
-        FOLDER,
-        *RECORDED,
-    }
-)
 
 
 def check_campaign(checks: Checks, known: Known) -> Known:
@@ -77,6 +52,7 @@ def check_campaign(checks: Checks, known: Known) -> Known:
         _check_folder(checks, record)
     for run in _run_folders(folder):
         check_run(checks, run, bound)
+    check_gates(checks, bound)
     check_closing(checks)
     _check_names(checks)
     return bound
@@ -266,13 +242,13 @@ def _check_attempt(
 def _check_unrecorded(
     checks: Checks, states: dict[str, RunRecord], records: dict[str, FolderProvenance]
 ) -> None:
-    for top in ("runs", "attempts"):
-        base = checks.root / top
-        for place in sorted(base.iterdir()) if base.is_dir() else ():
-            name = f"{top}/{place.name}"
+    folders = {state.attempt.folder: state for state in states.values() if state.attempt}
+    for pattern in ("runs/*", "attempts/*", "colocation/*/*/*"):
+        for place in sorted(checks.root.glob(pattern)):
+            name = place.relative_to(checks.root).as_posix()
             if name in records:
                 continue
-            state = states.get(name)
+            state = states.get(name, folders.get(name))
             standing = "no state speaks of it" if state is None else f"its state is {state.state}"
             reason = f"is not recorded ({standing}): its files cannot be compared"
             checks.add("record", name, "not_evaluable", reason)
@@ -309,7 +285,7 @@ def _run_folders(folder: Path) -> list[Path]:
 
 def _check_names(checks: Checks) -> None:
     for path in sorted(checks.root.iterdir()):
-        if path.name not in _OWN_NAMES:
+        if path.name not in OWN_NAMES:
             reason = "is no part of a campaign: nothing records it"
             seen = checks.hash(path) if path.is_file() else None
             checks.add("tree", path.name, "not_evaluable", reason, seen=seen)
