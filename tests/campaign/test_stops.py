@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray_builders import make_spec
 
 from opprof.artifacts.campaign import Stop
 from opprof.artifacts.common import Gate
 from opprof.campaign import stops
 from opprof.campaign.attempt import Facts
-from opprof.campaign.checks import refused_input, refused_manifest
+from opprof.campaign.checks import refused_input
 from opprof.campaign.facts import MatrixFacts, RunFacts
 from opprof.campaign.gate_rules import RULES, fault_of
 from opprof.protocol import load_protocol
@@ -193,19 +191,6 @@ def test_an_input_that_the_analysis_refuses_is_a_failed_schema() -> None:
     assert (stop.condition, stop.run) == (4, "P01-C00-moderate")
     assert "engine-0.jsonl:31" in stop.reason
     assert fault_of(refused) == "infrastructure"
-
-
-def test_a_manifest_that_was_changed_under_a_campaign_is_condition_one(tmp_path: Path) -> None:
-    asked = make_spec(tmp_path, "here")
-    manifest = Path(asked.manifest)
-    refused = Facts(client_exit=2)
-    assert refused_manifest(asked, refused) == [], "the client refused something else"
-    manifest.write_text("[]\n")
-    assert refused_manifest(asked, Facts(client_exit=1)) == []
-    (stop,) = stops.judge_run(run(*refused_manifest(asked, refused)), FILE, wall_ns=NOW)
-    assert stop.condition == 1 and "manifest is" in stop.reason
-    manifest.unlink()
-    assert "manifest is absent" in refused_manifest(asked, refused)[0].reason
 
 
 def test_a_cut_trace_that_no_scan_could_look_at_may_have_its_rerun() -> None:

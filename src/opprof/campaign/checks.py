@@ -19,14 +19,13 @@ from opprof.artifacts.run import Result
 from opprof.artifacts.scan import UNSEEN_KINDS, ScanReport
 from opprof.campaign.attempt import AttemptSpec, Facts, Fault, Outcome
 from opprof.campaign.client import profile_windows
-from opprof.campaign.effective import hash_gate
 from opprof.campaign.facts import RunFacts, facts_of
 from opprof.campaign.gate_rules import fault_of
 from opprof.campaign.reruns import UNREPRESENTATIVE
 from opprof.campaign.server import tail
 from opprof.campaign.stops import judge_run
 from opprof.errors import InputError
-from opprof.files import read_bytes, sha256_file
+from opprof.files import read_bytes
 from opprof.protocol import Protocol
 
 REFUSED = 2
@@ -131,21 +130,6 @@ def refused_input(facts: Facts) -> list[Gate]:
         return []
     numbers: dict[str, Value] = {"exit_status": facts.analysis_exit}
     return [Gate("layer1_accounting", "fail", facts.analysis_refusal, numbers, scope="layer1")]
-
-
-def refused_manifest(spec: AttemptSpec, facts: Facts) -> list[Gate]:
-    """Return ``hashes``, failed, where the client refused a manifest that is another one by now.
-
-    The client compares the manifest's hash as it opens it; only its refusal is looked into here.
-    """
-    if facts.client_exit != REFUSED:
-        return []
-    try:
-        seen: str | None = sha256_file(Path(spec.manifest))
-    except InputError:
-        seen = None
-    gate = hash_gate({"manifest": spec.manifest_sha256}, {"manifest": seen})
-    return [gate] if gate.outcome == "fail" else []
 
 
 def _fault(facts: Facts, told: RunFacts) -> Fault:

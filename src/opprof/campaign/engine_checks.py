@@ -16,15 +16,13 @@ from opprof.campaign.effective import (
     compile_cache_gate,
     effective_config,
     engine_tested,
-    hash_gate,
     observed,
     server_health,
 )
 from opprof.campaign.server_log import ServerLog, read_server_log
+from opprof.campaign.source_checks import sources_before
 from opprof.campaign.surroundings import engine_report
-from opprof.code_hash import client_sha256, code_sha256
 from opprof.errors import InputError
-from opprof.files import sha256_file
 from opprof.protocol import Protocol
 
 
@@ -60,23 +58,10 @@ def check_engine(spec: AttemptSpec, protocol: Protocol, run: Path) -> EngineChec
         effective_config(expected, report, log, spec.first_engine),
         compile_cache_gate(key, spec.first_cache_key, compiled=compiled),
         engine_tested(report),
-        hash_gate(spec.source_hashes, _hashes_now(spec)),
+        sources_before(spec),
     ]
     found = {"compile_cache_key": key, "effective_config": observed(expected, report, log)}
     return EngineCheck(gates, found)
-
-
-def _hashes_now(spec: AttemptSpec) -> dict[str, str]:
-    """Hash again what may have changed since the controller began.
-
-    The client checks the manifest as it opens it; the launch configuration is the command itself.
-    """
-    found = dict(spec.source_hashes)
-    found["protocol"] = sha256_file(Path(spec.protocol))
-    # Not the cached values: the sources may have been replaced under a running controller.
-    found["code"] = code_sha256.__wrapped__()
-    found["client"] = client_sha256.__wrapped__()
-    return found
 
 
 def health_gate(facts: Facts, run: Path, oom_kills: tuple[int | None, int | None]) -> Gate:

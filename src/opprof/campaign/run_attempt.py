@@ -51,6 +51,7 @@ from opprof.campaign.server import (
     tail,
     wait_healthy,
 )
+from opprof.campaign.source_checks import sources_after
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import EnvironmentFailure
 from opprof.host.cpus import parse_cpus
@@ -269,15 +270,20 @@ class Attempt:
         if has_result and not self._facts.fault and checks.is_measured(self._spec):
             await self._analyse()
         await self._scan()
-        return checks.outcome_of(
-            self._spec, self._protocol, self._facts, self._folder, self._gates()
-        )
+        sources = await asyncio.to_thread(sources_after, self._spec, self._folder)
+        gates = [*self._gates(), *sources]
+        return checks.outcome_of(self._spec, self._protocol, self._facts, self._folder, gates)
 
     async def _scan(self) -> None:
         """Look for the manifest's prompts in everything that the attempt wrote (hard stop 8)."""
         spec, limits = self._spec, self._options.limits
         command = [sys.executable, "-m", "opprof", "scan", str(self._folder)]
         command += ["--private", spec.manifest, "--json"]
+        # Its logs lie beside the run directory; the scan's own is being written.
+        logs = Path(spec.logs)
+        for path in sorted(logs.parent.iterdir()):
+            if path.name.startswith(f"{logs.name}.") and path != self._scan_log:
+                command += ["--also", str(path)]
         environment = own_environment() | self._marks("analysis")
         with _open_log(self._scan_log, "wb") as log:
             child = await self._start("analysis", command, environment, log)
@@ -289,7 +295,6 @@ class Attempt:
         health = health_gate(self._facts, self._folder, self._around.oom_kills())
         own = [health, checks.privacy_gate(self._facts.scan_exit, self._scan_log)]
         own += checks.refused_input(self._facts)
-        own += checks.refused_manifest(self._spec, self._facts)
         return [*self._around.gates(self._facts), *self._facts.engine_gates, *own]
 
     def _write_environment(self) -> None:

@@ -15,6 +15,13 @@ _EXIT_CODES = {"pass": 0, "fail": 1, "not_evaluable": 2}
 @click.command("scan")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @scan_options
+@click.option(
+    "--also",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A file beside DIR to look into as well, repeatable.",
+)
 @json_option
 def scan(
     folder: Path,
@@ -22,6 +29,7 @@ def scan(
     private_dirs: tuple[Path, ...],
     public: tuple[Path, ...],
     jobs: int,
+    also: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Look for private text in every file of DIR, packed ones and logs included.
@@ -33,7 +41,7 @@ def scan(
     from opprof.integrity.check import scan_folder
 
     report = scan_folder(
-        folder, manifests=manifests, private_dirs=private_dirs, public=public, jobs=jobs
+        folder, manifests=manifests, private_dirs=private_dirs, public=public, jobs=jobs, also=also
     )
     if as_json:
         print_json(report)

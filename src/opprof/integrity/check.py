@@ -25,8 +25,9 @@ def scan_folder(
     private_dirs: Sequence[Path] = (),
     public: Sequence[Path] = (),
     jobs: int = 1,
+    also: Sequence[Path] = (),
 ) -> ScanReport:
-    """Scan a folder against private manifests (see :mod:`opprof.integrity.scan`).
+    """Scan a folder, and files beside it, against private manifests (:mod:`opprof.integrity.scan`).
 
     Raises:
         InputError: the folder is missing or empty, a manifest is cut or holds no prompt, a private
@@ -34,7 +35,7 @@ def scan_folder(
             so that there is no verdict.
     """
     try:
-        return _scan_folder(folder, manifests, private_dirs, public, jobs)
+        return _scan_folder(folder, manifests, private_dirs, public, jobs, also)
     except MemoryError as error:
         reason = "the scan needs more memory than there is: there is no verdict"
         raise InputError(reason, path=folder) from error
@@ -49,6 +50,7 @@ def _scan_folder(
     private_dirs: Sequence[Path],
     public: Sequence[Path],
     jobs: int,
+    also: Sequence[Path],
 ) -> ScanReport:
     if not manifests:
         raise InputError("nothing private is named: there is nothing to look for", path=folder)
@@ -71,7 +73,7 @@ def _scan_folder(
         ),
         private_files=frozenset((status.st_dev, status.st_ino) for status in identities),
     )
-    return scan_tree(folder, scanner, private_dirs=len(places), jobs=jobs)
+    return scan_tree(folder, scanner, private_dirs=len(places), jobs=jobs, also=also)
 
 
 def _recorded_sources(folder: Path) -> frozenset[str]:

@@ -32,7 +32,7 @@ from opprof.integrity.keys import forbidden_keys
 from opprof.integrity.normalize import class_table, is_text, long_runs, views
 from opprof.integrity.source import PrivateSource, PrivateText
 from opprof.integrity.stretches import MIN_CHARS, SEPARATOR, collapse
-from opprof.integrity.tree import Entry, Unreadable, open_plain, walk
+from opprof.integrity.tree import Entry, Unreadable, open_plain, single, walk
 from opprof.rules.sanity import family
 from opprof.workers import run_many_sharing
 
@@ -289,8 +289,17 @@ def _id_text(view: bytes) -> bytes:
     return SEPARATOR.join(row for row in rows if len(row) >= MIN_CHARS)
 
 
-def scan_tree(root: Path, scanner: Scanner, *, private_dirs: int, jobs: int = 1) -> ScanReport:
+def scan_tree(
+    root: Path,
+    scanner: Scanner,
+    *,
+    private_dirs: int,
+    jobs: int = 1,
+    also: Sequence[Path] = (),
+) -> ScanReport:
     """Scan everything below ``root``, in ``jobs`` processes that share one index.
+
+    ``also``: files beside it, which are named by their own names.
 
     Raises:
         InputError: ``root`` is no folder, or holds nothing.
@@ -299,6 +308,8 @@ def scan_tree(root: Path, scanner: Scanner, *, private_dirs: int, jobs: int = 1)
     entries = list(walk(root))
     if not any(isinstance(entry, Entry) and entry.kind != "folder" for entry in entries):
         raise InputError("holds no file: there is nothing to scan", path=root)
+    inside = list(entries)
+    entries += map(single, also)
     batches = _batches(entries)
     several = run_many_sharing(
         _scan_batch, scanner, [[entries[at] for at in batch] for batch in batches], jobs=jobs
@@ -306,7 +317,7 @@ def scan_tree(root: Path, scanner: Scanner, *, private_dirs: int, jobs: int = 1)
     order = [at for batch in batches for at in batch]
     by_entry = dict(zip(order, (tally for tallies in several for tally in tallies), strict=True))
     tallies = [by_entry[at] for at in range(len(entries))]
-    tallies += [_late(entry, scanner) for entry in _appeared(root, entries)]
+    tallies += [_late(entry, scanner) for entry in _appeared(root, inside)]
     return _report(entries, tallies, scanner, private_dirs)
 
 

@@ -69,8 +69,16 @@ def walk(root: Path) -> Iterator[Entry | Unreadable]:
         pending.extend(reversed(inner))
 
 
+def single(path: Path) -> Entry | Unreadable:
+    """Return one path as an entry, by its own name; a link is one, not what it leads to."""
+    return _looked_at(path, printable_name(path.name))
+
+
 def _entry(item: os.DirEntry[str], prefix: str) -> Entry | Unreadable:
-    name = prefix + printable_name(item.name)
+    return _looked_at(item, prefix + printable_name(item.name))
+
+
+def _looked_at(item: os.DirEntry[str] | Path, name: str) -> Entry | Unreadable:
     try:
         status = item.stat(follow_symlinks=False)
     except OSError as error:
@@ -83,7 +91,7 @@ def _entry(item: os.DirEntry[str], prefix: str) -> Entry | Unreadable:
         kind = "folder"
     elif stat.S_ISLNK(mode):
         kind = "link"
-    return Entry(name, Path(item.path), kind, status.st_size if kind == "file" else 0)
+    return Entry(name, Path(item), kind, status.st_size if kind == "file" else 0)
 
 
 def printable_name(name: str) -> str:
