@@ -417,6 +417,37 @@ def test_a_changed_manifest_is_refused(site: Site) -> None:
     assert site.store.run("P01-C00-saturation-burnin").state == "starting"
 
 
+def stop_after_load(site: Site) -> tuple[int, str]:
+    """Let the held client go on; return the hard stop that its run then calls for."""
+    site.let_go()
+    site.wait_end()
+    stop = site.store.stop()
+    assert stop is not None, site.log()
+    assert site.store.run("P01-C00-saturation").state == "failed"
+    assert site.store.run("P01-C00-moderate").state == "pending"
+    return stop.condition, stop.reason
+
+
+def test_a_manifest_that_is_changed_under_load_stops_the_matrix(loading: Site) -> None:
+    manifest = loading.private / "P01.jsonl"
+    size = manifest.stat().st_size
+    with manifest.open("r+b") as stream:
+        stream.seek(size // 2)
+        at = size // 2 + stream.read(1 << 16).index(b'"input_tokens"')
+        stream.seek(at)
+        stream.write(b'"Input_tokens"')
+    condition, reason = stop_after_load(loading)
+    assert condition == 1 and "manifest is" in reason
+
+
+def test_a_prompt_in_a_log_beside_the_run_stops_the_matrix(loading: Site) -> None:
+    line = (loading.private / "P01.jsonl").read_bytes().partition(b"\n")[0]
+    with (loading.out / "logs" / "P01-C00-saturation.1.client.log").open("ab") as log:
+        log.write(line + b"\n")
+    condition, reason = stop_after_load(loading)
+    assert condition == 8 and "P01-C00-saturation.1.client.log" in reason
+
+
 def test_stop_now_waits_for_no_drain(site: Site) -> None:
     """A server that ignores SIGTERM is killed at once; without --now it has its whole time."""
     fake, deafened = site.private / "deaf.py", site.private / "deafened"
