@@ -12,7 +12,7 @@ from opprof.artifacts.campaign import Phase, RunRecord, Slot
 from opprof.campaign import state
 from opprof.campaign.ledger import attempt_cost
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.stamps import Stamp, elapsed_ns, wall_step_ns
+from opprof.campaign.stamps import Stamp, clock_lines, elapsed_ns, wall_step_ns
 from opprof.campaign.state import StoreJournal
 from opprof.campaign.store import Store
 
@@ -72,6 +72,9 @@ def test_a_clock_that_is_set_changes_no_charge(tmp_path: Path, set_by_s: float) 
     steps = {step.phase: step.wall_step_s for step in journal.record.attempt.transitions}
     assert steps["draining"] == set_by_s
     assert [value for phase, value in steps.items() if phase != "draining"] == [0.0] * 5
+    said = clock_lines(journal.record)
+    assert len(said) == (1 if set_by_s else 0)
+    assert all(f"set by {set_by_s:+.3f} s before draining" in line for line in said)
 
 
 @pytest.mark.parametrize("set_by_s", [64_000.0, -3600.0])

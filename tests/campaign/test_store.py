@@ -126,7 +126,7 @@ def kept_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_attempt_its_controller_left_is_charged_to_its_last_sign_of_life(
     tmp_path: Path, written_s: int, gpu_s: float
 ) -> None:
-    here = store(tmp_path)
+    here = Store(tmp_path, wall_ns=lambda: 50 * 10**9)
     here.save(record())
     log = tmp_path / "runs" / "P01-C00-saturation" / "server.log"
     log.parent.mkdir(parents=True)

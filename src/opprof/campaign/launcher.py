@@ -25,6 +25,7 @@ from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.options import Options, Sources, options_of
 from opprof.campaign.server import served_model
 from opprof.campaign.site import SiteFacts
+from opprof.campaign.stamps import clock_lines
 from opprof.campaign.state import StoreJournal
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure
@@ -134,12 +135,8 @@ class Launcher:
             )
         )
         self.release(record.run, attempt.slot.wave)
-        for step in attempt.transitions:
-            if step.wall_step_s:
-                self._say(
-                    f"{record.run}: the wall clock was set by {step.wall_step_s:+.3f} s before "
-                    f"{step.phase}; GPU time is charged by the monotonic clock"
-                )
+        for line in clock_lines(record):
+            self._say(line)
         words = record.state if not attempt.reason else f"{record.state}: "
         self._say(f"{record.run}: {words}{attempt.reason}")
 

@@ -32,7 +32,7 @@ from opprof.campaign.hosts import (
     require_map,
 )
 from opprof.campaign.launcher import Equipment
-from opprof.campaign.ledger import settle
+from opprof.campaign.ledger import open_reservations, settle
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import Ledger, open_ledger
 from opprof.campaign.options import Sources, options_of
@@ -40,6 +40,7 @@ from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.site import look_up
 from opprof.campaign.soundness import check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
+from opprof.campaign.unseen import Known
 from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refused
 from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
@@ -59,6 +60,8 @@ class Life:
     ray_address: str = ""
     """Of the Ray head in this life; empty for the one that the campaign was started with."""
     holds_lock: Callable[[], bool] = lambda: True
+    beat_wall_ns: int = 0
+    """Last heartbeat of the controller before; 0 for none."""
 
 
 def live(life: Life) -> int:
@@ -88,6 +91,8 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     binding = bind(store, campaign, life.sources)
     check_records(store, binding.protocol.file, options_of(campaign).only)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
+    before = store.controller()
+    life = replace(life, beat_wall_ns=before.heartbeat_wall_ns if before else 0)
     record = _first_record(store, campaign, life.sources)
     reopen(store.folder)
     store.write_controller(record)
@@ -160,7 +165,12 @@ async def _run(
     found = await executor.clean_up(campaign.id)
     for line in [*(each.line for each in found.ended), *found.lines]:
         say(line)
-    records = state.recover(store, binding.protocol.sha256, say, found.ended)
+    known = Known(
+        beat_wall_ns=life.beat_wall_ns,
+        reserved=open_reservations(ledger.charges),
+        elsewhere=campaign.executor != "local",
+    )
+    records = state.recover(store, binding.protocol.sha256, say, found.ended, known)
     ledger.append(
         settle(ledger.charges, records, wall_ns=store.wall_ns(), simulated=ledger.simulated)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opprof.artifacts.campaign import Transition
+from opprof.artifacts.campaign import RunRecord, Transition
 
 _APART_NS = 1_000_000_000
 _APART_SHARE = 1e-3
@@ -57,3 +57,14 @@ def wall_step_ns(first: Stamp, second: Stamp) -> int:
         return 0
     step = second.wall_ns - first.wall_ns - found
     return step if abs(step) > _APART_NS + _APART_SHARE * abs(found) else 0
+
+
+def clock_lines(record: RunRecord) -> list[str]:
+    """Return a line for the log for every time that the wall clock was set in the last attempt."""
+    steps = record.attempt.transitions if record.attempt else []
+    return [
+        f"{record.run}: the wall clock was set by {step.wall_step_s:+.3f} s before {step.phase}; "
+        "GPU time is charged by the monotonic clock"
+        for step in steps
+        if step.wall_step_s
+    ]

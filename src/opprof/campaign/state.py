@@ -23,8 +23,9 @@ from opprof.campaign.ledger import attempt_cost
 from opprof.campaign.naming import round_of
 from opprof.campaign.plan import ACTIVE
 from opprof.campaign.processes import Ended
-from opprof.campaign.stamps import Stamp
+from opprof.campaign.stamps import Stamp, clock_lines
 from opprof.campaign.store import Store, with_attempt
+from opprof.campaign.unseen import NOTHING, Known, end_of
 from opprof.errors import OpprofError
 from opprof.host.birthmark import is_born_in
 from opprof.integrity.provenance import record_folder, record_path
@@ -168,13 +169,14 @@ def recover(
     protocol_sha256: str,
     say: Callable[[str], None],
     survivors: Sequence[Ended] = (),
+    known: Known = NOTHING,
 ) -> list[RunRecord]:
     """Bring every run that a dead controller left into order; its processes must be gone already.
 
     An attempt whose seven checks were saved is completed; any other attempt under way becomes
     ``interrupted`` and its folder is kept. It is charged until now where a process of it is among
-    the ``survivors`` that were just ended, and else until the last file in its folder was written:
-    one that died with its machine long ago is not charged for the days since. Returns the records.
+    the ``survivors`` that were just ended, else as :mod:`opprof.campaign.unseen` says. Returns the
+    records.
     """
     records, planned = [], store.runs()
     for record in planned:
@@ -193,12 +195,19 @@ def recover(
                     record,
                     f"the controller ended in {record.state}",
                     protocol_sha256,
-                    until=None if lived else Stamp(store.last_written_ns(attempt.folder)),
+                    until=None if lived else _unseen_end(store, record.run, attempt, known),
                 )
+                for line in clock_lines(record):
+                    say(line)
         else:
             record = put_aside(store, record, protocol_sha256)
         records.append(record)
     return records
+
+
+def _unseen_end(store: Store, run: str, attempt: Attempt, known: Known) -> Stamp:
+    written_wall_ns = store.last_written_ns(attempt.folder)
+    return end_of(run, attempt, known, written_wall_ns=written_wall_ns, now=store.now())
 
 
 def _was_judged(attempt: Attempt) -> bool:
