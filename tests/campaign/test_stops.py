@@ -264,6 +264,16 @@ def test_caps_are_reached_and_floors_are_passed(changes: dict[str, object], stop
     assert numbers_of(found) == ([9] if stopped else [])
 
 
+def test_two_windows_of_one_run_keep_their_numbers() -> None:
+    first, second = (
+        msgspec.structs.replace(gate("representativeness", tokens=number), scope=f"window{number}")
+        for number in (0, 1)
+    )
+    (stop,) = stops.judge_run(run(first, second), FILE, wall_ns=NOW, unrepresentative_before=1)
+    assert stop.numbers["representativeness (window0).tokens"] == 0
+    assert stop.numbers["representativeness (window1).tokens"] == 1
+
+
 def test_a_stop_of_the_budget_names_every_reason_and_number() -> None:
     (stop,) = judge_matrix(matrix(public_bytes=9 * 10**9, free_bytes=1, gpu_seconds=60_000.0))
     assert stop.reason.count(";") == 2

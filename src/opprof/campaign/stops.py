@@ -298,7 +298,7 @@ def _by_gates(
         return None
     found = dict(numbers or {})
     for gate in bad:
-        found |= {f"{gate.name}.{key}": value for key, value in gate.numbers.items()}
+        found |= {f"{_name(gate)}.{key}": value for key, value in gate.numbers.items()}
     return _stop(condition, facts.run, list(dict.fromkeys(lines)), found, wall_ns)
 
 
@@ -310,7 +310,12 @@ def _condition(gate: Gate) -> int | None:
 
 
 def _line(gate: Gate) -> str:
-    return f"{gate.name}{'' if gate.scope == 'run' else f' ({gate.scope})'}: {gate.reason}"
+    return f"{_name(gate)}: {gate.reason}"
+
+
+def _name(gate: Gate) -> str:
+    """A gate with its scope: two windows of one run have numbers of their own."""
+    return gate.name if gate.scope == "run" else f"{gate.name} ({gate.scope})"
 
 
 def _stop(
