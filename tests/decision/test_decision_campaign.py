@@ -99,6 +99,9 @@ def test_a_campaign_is_decided_under_its_own_protocol_and_labelled_registered(
     assert {item.run.name for item in decision.runs} == set(RUNS)
     page = (root / "report.html").read_text()
     assert "H1a, composition: CONFIRMED" in page
+    # The outcome is the first part's title, and the page has one of its own.
+    assert page.count(">Decision: ") == 2  # in the contents and above the part
+    assert f"<h1>OpProf decision under {decision.provenance.protocol_id}</h1>" in page
     assert "kernels.json windows[0].steps[0]" in page
     assert "hash differs" not in page
     assert "report.html" in capsys.readouterr().out

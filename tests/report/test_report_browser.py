@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import report_chromium as chromium
 import report_samples as samples
@@ -56,6 +57,21 @@ def test_page_does_not_scroll_sideways(tab: chromium.Tab, page: Path) -> None:
         tab.size(width, 900)
         wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
         tab.until(wide)
+
+
+def test_the_table_of_runs_fits_a_window_of_1400_pixels(tab: chromium.Tab, tmp_path: Path) -> None:
+    sample = samples.sample()
+    noted = [
+        msgspec.structs.replace(run, note=f"a-folder/{run.identity.name}") for run in sample.runs
+    ]
+    path = tmp_path / "noted.html"
+    write_report(msgspec.structs.replace(sample, runs=tuple(noted)), path)
+    tab.open(path)
+    tab.size(1400, 900)
+    tab.until(
+        "(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)"
+        "(document.getElementById('runs').parentElement)"
+    )
 
 
 def test_no_control_offers_to_send_figures_away(tab: chromium.Tab, page: Path) -> None:

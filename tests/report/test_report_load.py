@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from opprof.errors import EnvironmentFailure, InputError, SchemaError
 from opprof.protocol import load_protocol
 from opprof.report.inputs import ReportInput
 from opprof.report.load import find_sources, load_report
-from opprof.report.render import plotly_js
+from opprof.report.render import plotly_js, write_report
+from opprof.report.text.ranking import ranking_sentences
 
 RUNS = Path(__file__).parents[2] / "examples" / "h200-runs"
 NAMES = ("P03-C00-saturation", "P08-C00-saturation")
@@ -107,6 +109,43 @@ def test_two_attempts_at_one_cell_are_told_apart_and_not_compared(
     found = load(folder / NAMES[0], again)
     assert [run.label.split(" · ")[-1] for run in found.runs] == [NAMES[0], "second-attempt"]
     assert found.comparison is None and found.comparison_reason
+
+
+def as_simulated(analysis: RunAnalysis) -> RunAnalysis:
+    run = msgspec.structs.replace(analysis.run, simulated=True)
+    names = ("layer1", "kernels", "waste", "sanity")
+    parts = {name: msgspec.structs.replace(getattr(analysis, name), run=run) for name in names}
+    return RunAnalysis(**parts)
+
+
+def test_measured_and_simulated_runs_of_the_same_cells_have_an_answer_each(
+    folder: Path, tmp_path: Path, analyses: dict[str, RunAnalysis]
+) -> None:
+    for name, analysis in analyses.items():
+        write_analysis(as_simulated(analysis), tmp_path / "sim" / name)
+    found = load(folder, tmp_path / "sim")
+    assert found.comparison is None and [part.title for part in found.parts] == [
+        "measured runs",
+        "simulated runs",
+    ]
+    for part, kind in zip(found.parts, (False, True), strict=True):
+        assert {run.identity.simulated for run in part.runs} == {kind}
+        assert part.comparison is not None and len(part.comparison.pattern_pairs) == 1
+    told = ranking_sentences(found)
+    assert any(text.startswith("Measured runs: C00 · saturation: ") for text in told)
+    assert any(text.startswith("Simulated runs: C00 · saturation: ") for text in told)
+    assert not any("ot known" in text for text in told)
+    write_report(found, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    idents = re.findall(r' id="([^"]+)"', page)
+    assert len(set(idents)) == len(idents)
+    for ident in ("ranking", "ranking-simulated", "cells", "cells-simulated"):
+        assert f'<a href="#{ident}">' in page
+    # Every run has a row of its own in the table of runs; none is the one above it again.
+    table = page[page.index('<table id="runs">') :]
+    assert 'class="again"' not in table[: table.index("</table>")]
+    # One kind alone is one part.
+    assert load(tmp_path / "sim").parts == ()
 
 
 def test_runs_of_one_cell_in_folders_of_one_name_are_told_apart(

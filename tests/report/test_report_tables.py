@@ -12,6 +12,7 @@ from opprof.report.inputs import ReportInput, flags_of
 from opprof.report.page import build_page
 from opprof.report.sanity import share_flags
 from opprof.report.tables import load, ranking, represent, runs, shares, waste
+from opprof.report.tables.cells import run_cell
 
 SAMPLE = samples.sample()
 BLOCKS = [block for section in build_page(SAMPLE).sections for block in walk(section.blocks)]
@@ -286,3 +287,11 @@ def test_report_checks_the_shares_it_draws() -> None:
     kernels = msgspec.structs.replace(run.kernels, windows=[broken])
     (flag,) = share_flags(ReportInput((msgspec.structs.replace(run, kernels=kernels),)))
     assert flag == "P01-C00-saturation window 0 rank 0: a family share lies outside [0, 1]"
+
+
+def test_what_tells_a_run_apart_stands_below_its_name() -> None:
+    """A folder in the name made the table of runs wider than a window of 1,400 pixels."""
+    run = msgspec.structs.replace(SAMPLE.runs[0], note="h200-runs/P01-C00-saturation")
+    cell = run_cell(run)
+    assert (cell.text, cell.sub) == ("P01 · C00 · saturation", "h200-runs/P01-C00-saturation")
+    assert run.label == "P01 · C00 · saturation · h200-runs/P01-C00-saturation"

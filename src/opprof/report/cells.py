@@ -22,16 +22,17 @@ def cells_section(report: ReportInput) -> Section:
     """Return every cell of the comparison; a sentence where there is none."""
     comparison = report.comparison
     found = [] if comparison is None else comparison.cells
+    ident, title = f"cells{report.tag}", report.titled("Cells")
     if not found:
         reason = "The runs were not put together to cells."
-        return Section("cells", "Cells", _LEAD, (Text((reason,), tone="ne"),))
+        return Section(ident, title, _LEAD, (Text((reason,), tone="ne"),))
     blocks: list[Block] = []
     flags = red_flags(comparison)
     if flags:
         blocks.append(Text(flags, tone="fail", bullets=True, heading="Red flags"))
     blocks.append(_overview(report, found))
     blocks += [_cell(number, cell, report) for number, cell in enumerate(found)]
-    return Section("cells", "Cells", _LEAD, tuple(blocks))
+    return Section(ident, title, _LEAD, tuple(blocks))
 
 
 def red_flags(comparison: Comparison | None) -> tuple[str, ...]:
@@ -63,7 +64,7 @@ def _overview(report: ReportInput, found: list[CellSummary]) -> Table:
                     name_of(cell),
                     flags=_marks(cell, report),
                     tone="strong",
-                    href=f"#cell-{number}-sanity",
+                    href=f"#cell-{number}-sanity{report.tag}",
                 ),
                 text(", ".join(cell.runs)),
                 *(
@@ -76,7 +77,7 @@ def _overview(report: ReportInput, found: list[CellSummary]) -> Table:
             )
         )
     return Table(
-        ident="cells-table",
+        ident=f"cells-table{report.tag}",
         caption="Cells of this report",
         columns=(
             *names("cell", "load points", "both there", "windows as planned"),
@@ -99,15 +100,18 @@ def _cell(number: int, cell: CellSummary, report: ReportInput) -> Fold:
         for metric in metrics
     )
     figures = Table(
-        ident=f"cell-{number}-figures",
+        ident=f"cell-{number}-figures{report.tag}",
         caption=f"Figures of {name}, load points side by side",
         columns=(*names("figure"), *numbers(*points)),
         rows=rows,
         empty="The runs have no figures of their own here.",
         flags=flags,
     )
-    gates = Gates(f"cell-{number}-gates", Cell(name, flags=flags), tuple(cell.gates))
+    gates = Gates(f"cell-{number}-gates{report.tag}", Cell(name, flags=flags), tuple(cell.gates))
     block = sanity(
-        f"cell-{number}-sanity", f"Sanity block of cell {name}", [("cell", cell.sanity)], flags
+        f"cell-{number}-sanity{report.tag}",
+        f"Sanity block of cell {name}",
+        [("cell", cell.sanity)],
+        flags,
     )
     return Fold(f"Cell {name}", (gates, figures, block))

@@ -40,7 +40,7 @@ def write_decided(
     with_windows = [item for item in runs if item.analysis.kernels.windows]
     page = ReportInput(
         views,
-        f"Decision: {decision.compound.outcome}",
+        f"OpProf decision under {protocol.file.id}",
         compare_found(with_windows, protocol) if with_windows else None,
         "" if with_windows else "no run has a profile window",
         decision,

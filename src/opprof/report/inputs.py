@@ -17,6 +17,9 @@ from opprof.report.blocks import Flag
 from opprof.report.downsample import StepSeries
 from opprof.report.formats import plot_text, plural
 
+MEASURED, SIMULATED = "measured runs", "simulated runs"
+"""Titles of a page's two parts."""
+
 
 class RunView(Struct, frozen=True):
     """One run's artefacts; a missing file is null and is said so, never guessed."""
@@ -79,12 +82,16 @@ class RunView(Struct, frozen=True):
         return bool(self.invalidating or self.red_flags)
 
     @property
-    def label(self) -> str:
+    def plain_label(self) -> str:
         """``P03 · C00 · saturation``, with the role where it is not primary."""
         run = self.identity
         parts = [run.pattern, run.config, run.load_point]
-        parts += [run.role] if run.role != "primary" else []
-        return " · ".join([*parts, self.note] if self.note else parts)
+        return " · ".join(parts if run.role == "primary" else [*parts, run.role])
+
+    @property
+    def label(self) -> str:
+        """The plain label, with what tells the run apart where identities coincide."""
+        return f"{self.plain_label} · {self.note}" if self.note else self.plain_label
 
     @property
     def windows(self) -> list[Window]:
@@ -135,6 +142,24 @@ class ReportInput(Struct, frozen=True):
     """Analyses that name another protocol than the one that is bound."""
     analysed_again: tuple[str, ...] = ()
     """Runs whose own analysis is of another protocol, and which are judged anew here."""
+
+    parts: tuple[ReportInput, ...] = ()
+    """The measured and the simulated runs, each compared among themselves, where the page holds
+    both; ``title`` says which, and ``comparison`` above is null then."""
+
+    @property
+    def compared(self) -> tuple[ReportInput, ...]:
+        """What holds comparisons: the parts, else the whole page."""
+        return self.parts or (self,)
+
+    @property
+    def tag(self) -> str:
+        """Keeps the idents of the page's second part apart from those of its first."""
+        return "-simulated" if self.title == SIMULATED else ""
+
+    def titled(self, title: str) -> str:
+        """Return a section's title with the part that it is about."""
+        return f"{title}: {self.title}" if self.title in (MEASURED, SIMULATED) else title
 
     def run_named(self, name: str) -> RunView | None:
         """Return the run with this identity, which the comparison speaks of."""

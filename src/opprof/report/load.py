@@ -25,7 +25,7 @@ from opprof.files import sha256_bytes, sha256_file
 from opprof.protocol import Protocol
 from opprof.report.downsample import StepSeries
 from opprof.report.formats import listing
-from opprof.report.inputs import ReportInput, RunView
+from opprof.report.inputs import MEASURED, SIMULATED, ReportInput, RunView
 from opprof.telemetry.columns import StepColumns
 
 Analyse = Callable[[Sequence[Path]], Sequence[RunAnalysis]]
@@ -108,17 +108,44 @@ def load_report(
     sources, found, again = _analyses(find_sources(folders), protocol, analyse)
     views = [_view(analysis, source) for analysis, source in zip(found, sources, strict=True)]
     loaded = [LoadedRun(s.folder, analysis) for analysis, s in zip(found, sources, strict=True)]
-    comparison, reason = _compare(loaded, protocol, mapping)
-    named = _named(views, sources)
-    return ReportInput(
+    views = _told_apart(views, sources)
+    named = tuple(sorted(views, key=_order))
+    page = ReportInput(
         named,
         title,
-        comparison,
-        reason,
-        decision,
-        () if decision is None else decision_trouble(decision, named),
-        _protocol_trouble(named, protocol),
-        tuple(again),
+        decision=decision,
+        decision_trouble=() if decision is None else decision_trouble(decision, named),
+        analysed_again=tuple(again),
+    )
+    simulated = [view.identity.simulated for view in views]
+    if len(set(simulated)) < 2:
+        return _compared(page, loaded, protocol, mapping)
+    return msgspec.structs.replace(
+        page,
+        protocol_trouble=_protocol_trouble(named, protocol),
+        comparison_reason="measured and simulated runs are compared apart",
+        parts=tuple(
+            _compared(
+                ReportInput(tuple(run for run in named if run.identity.simulated is kind), word),
+                [item for item, is_kind in zip(loaded, simulated, strict=True) if is_kind is kind],
+                protocol,
+                mapping,
+            )
+            for kind, word in ((False, MEASURED), (True, SIMULATED))
+        ),
+    )
+
+
+def _compared(
+    page: ReportInput, loaded: Sequence[LoadedRun], protocol: Protocol | None, mapping: str | None
+) -> ReportInput:
+    """Add the comparison of a page's runs, or why there is none."""
+    comparison, reason = _compare(loaded, protocol, mapping)
+    return msgspec.structs.replace(
+        page,
+        comparison=comparison,
+        comparison_reason=reason,
+        protocol_trouble=_protocol_trouble(page.runs, protocol),
     )
 
 
@@ -247,18 +274,17 @@ def decision_trouble(decision: Decision, runs: Sequence[RunView]) -> tuple[str, 
     return tuple(sentences)
 
 
-def _named(views: Sequence[RunView], sources: Sequence[Source]) -> tuple[RunView, ...]:
-    """Sort the runs, and tell apart those whose identities coincide by their folders."""
+def _told_apart(views: Sequence[RunView], sources: Sequence[Source]) -> list[RunView]:
+    """Tell runs whose identities coincide apart by their folders."""
     alike: dict[str, list[Path]] = {}
     for view, source in zip(views, sources, strict=True):
         alike.setdefault(view.label, []).append(source.folder.resolve())
-    told = [
+    return [
         msgspec.structs.replace(view, note=_tail(source.folder.resolve(), alike[view.label]))
         if len(alike[view.label]) > 1
         else view
         for view, source in zip(views, sources, strict=True)
     ]
-    return tuple(sorted(told, key=_order))
 
 
 def _tail(folder: Path, among: Sequence[Path]) -> str:

@@ -78,8 +78,8 @@ def run_sections(report: ReportInput) -> tuple[Section, ...]:
     return (
         shares_section(report),
         modes_section(report),
-        ranking_section(report),
-        cells_section(report),
+        *(ranking_section(part) for part in report.compared),
+        *(cells_section(part) for part in report.compared),
         load_section(report),
         steps_section(report),
         waste_section(report),
@@ -170,11 +170,12 @@ def ranking_section(report: ReportInput) -> Section:
         "protocol's margin in both windows of each; a permutation test and enough classified "
         "kernel time complete the rule."
     )
-    comparison = report.comparison
+    comparison, tag = report.comparison, report.tag
+    ident, title = f"ranking{tag}", report.titled("Ranking and inversions")
     if comparison is None:
         reason = f"The runs were not compared: {report.comparison_reason}."
-        return Section("ranking", "Ranking and inversions", lead, (Text((reason,), tone="ne"),))
-    blocks: list[Block] = [ranking_tables.pairs("pairs", report, comparison.pattern_pairs)]
+        return Section(ident, title, lead, (Text((reason,), tone="ne"),))
+    blocks: list[Block] = [ranking_tables.pairs(f"pairs{tag}", report, comparison.pattern_pairs)]
     unpaired = tuple(f"{row.run}: {row.reason}" for row in comparison.unpaired)
     if unpaired:
         blocks.append(Text(unpaired, tone="ne", bullets=True, heading="Not compared"))
@@ -187,15 +188,15 @@ def ranking_section(report: ReportInput) -> Section:
     blocks.append(
         Fold(
             "Places of the families in every window",
-            (ranking_tables.places("places", report, comparison.windows),),
+            (ranking_tables.places(f"places{tag}", report, comparison.windows),),
         )
     )
-    ratios = ranking_tables.ratios("ratios", report, comparison)
-    means = ranking_tables.aggregates("aggregates", report, comparison)
+    ratios = ranking_tables.ratios(f"ratios{tag}", report, comparison)
+    means = ranking_tables.aggregates(f"aggregates{tag}", report, comparison)
     blocks.append(
         Fold("Ratios to the baseline config and their means", (ratios, means), printed=False)
     )
-    return Section("ranking", "Ranking and inversions", lead, tuple(blocks))
+    return Section(ident, title, lead, tuple(blocks))
 
 
 def _group_blocks(
@@ -210,13 +211,13 @@ def _group_blocks(
         if not mine:
             continue
         caption = f"Inversions, {ranking.group_name(group)}, {name}"
-        ident = f"inversions-{index}-{number}"
+        ident = f"inversions-{index}-{number}{report.tag}"
         blocks.append(ranking_tables.matrix(ident, caption, report, mine, turned=True))
         rest = ranking_tables.matrix(f"{ident}-rest", caption, report, mine, turned=False)
         summary = f"Pairs of families whose order holds, {ranking.group_name(group)}, {name}"
         blocks.append(Fold(summary, (rest,), printed=False))
     for rank in sorted({row.rank for row in comparison.tau if ranking.group_of(row) == group}):
-        ident = f"tau-{index}-{rank}"
+        ident = f"tau-{index}-{rank}{report.tag}"
         blocks.append(ranking_tables.tau(ident, report, group, comparison.tau, rank))
     return blocks
 

@@ -156,8 +156,10 @@ def _sanity(report: ReportInput, page: Page) -> dict[str, object]:
         for run in report.runs
     ]
     found: dict[str, object] = {"red_flags": page.sanity.red_flags, "runs": runs}
-    if report.comparison is not None:
-        found["cells"] = {name_of(cell): cell.sanity for cell in report.comparison.cells}
+    for part in report.compared:
+        if part.comparison is not None:
+            cells = {name_of(cell): cell.sanity for cell in part.comparison.cells}
+            found[f"cells{part.tag}"] = cells
     if report.decision is not None:
         tables = report.decision.alternatives
         found["decision"] = report.decision.sanity

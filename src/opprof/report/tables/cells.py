@@ -12,13 +12,13 @@ OUTCOMES = {"pass": "✓ pass", "fail": "✗ fail", "not_evaluable": "? not eval
 
 
 def run_cell(run: RunView) -> Cell:
-    """Return the run's name with every mark it must carry."""
-    return Cell(run.label, sub=_folder(run), flags=flags_of(run), tone="strong")
+    """Return the run's name with every mark it must carry; what tells it apart stands below it."""
+    return Cell(run.plain_label, sub=run.note or _folder(run), flags=flags_of(run), tone="strong")
 
 
 def _folder(run: RunView) -> str:
-    name = run.identity.name
-    return "" if name.replace("-", "") == run.label.replace(" · ", "").replace("-", "") else name
+    name, label = run.identity.name, run.plain_label
+    return "" if name.replace("-", "") == label.replace(" · ", "").replace("-", "") else name
 
 
 def outcome_cell(outcome: str, reason: str = "") -> Cell:

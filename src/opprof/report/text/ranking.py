@@ -37,7 +37,25 @@ def group_of(row: Inversion | PatternPair | TauPair) -> Group:
 
 
 def ranking_sentences(report: ReportInput) -> tuple[str, ...]:
-    """Answer the question group by group, and say what stands in the way where it is open."""
+    """Answer the question group by group, and say what stands in the way where it is open.
+
+    Measured and simulated runs on one page have an answer each.
+    """
+    if not report.parts:
+        return _answers(report)
+    return tuple(
+        f"{part.title.capitalize()}: {_lower_no(sentence)}"
+        for part in report.parts
+        for sentence in _answers(part)
+    )
+
+
+def _lower_no(sentence: str) -> str:
+    """Let ``Not known`` and its like follow a colon; names keep their capitals."""
+    return f"n{sentence[1:]}" if sentence.startswith("No") else sentence
+
+
+def _answers(report: ReportInput) -> tuple[str, ...]:
     comparison = report.comparison
     if comparison is None:
         return (f"Not known: {report.comparison_reason.rstrip('.')}.",)
@@ -117,7 +135,7 @@ def _blocked_sentence(name: str, blocked: Sequence[PatternPair]) -> str:
 
 
 def disagreement_sentences(report: ReportInput) -> tuple[str, ...]:
-    """Return the comparison's own sentences on mapping tables, each once."""
+    """Return the sentences of one comparison on mapping tables, each once."""
     if report.comparison is None:
         return ()
     found = [text if text.endswith(".") else f"{text}." for text in report.comparison.disagreements]

@@ -50,7 +50,7 @@ def red_flag_sentences(report: ReportInput, own: list[str]) -> tuple[str, ...]:
     flags = [f"This report: {flag}." for flag in own]
     for run in report.runs:
         flags += [f"{run.label}: {_stop(flag)}" for flag in run.red_flags]
-    flags += [_stop(flag) for flag in cell_red_flags(report.comparison)]
+    flags += [_stop(flag) for part in report.compared for flag in cell_red_flags(part.comparison)]
     return tuple(flags)
 
 
@@ -116,7 +116,8 @@ def standing_sentences(report: ReportInput) -> tuple[str, ...]:
     sentences += [
         f"{run.label} was judged again: {_stop(run.verdicts)}" for run in runs if run.verdicts
     ]
-    return (*sentences, *report.protocol_trouble, *_mixed_sentences(report))
+    mixed = [sentence for part in report.compared for sentence in _mixed_sentences(part)]
+    return (*sentences, *report.protocol_trouble, *dict.fromkeys(mixed))
 
 
 def _mixed_sentences(report: ReportInput) -> list[str]:
