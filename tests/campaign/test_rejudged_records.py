@@ -54,5 +54,7 @@ def test_a_stop_is_looked_at_before_anything_changes(tmp_path: Path) -> None:
         check_review(tmp_path, " ")
     check_review(tmp_path, "Ann")
     assert store.stop() is not None, "only looked at"
-    release_stop(tmp_path, "Ann")
+    release_stop(tmp_path, "Ann:\nit was shared")
     assert store.stop() is None
+    [line] = store.log.read_text().splitlines()
+    assert line.endswith(" hard stop 3 (clean) released after review: Ann: it was shared")

@@ -76,6 +76,18 @@ def test_a_host_that_differs_from_the_map_is_refused(tmp_path: Path) -> None:
     assert "REFUSED" in result.output and "CPUs 79 are not in NUMA node 0" in result.output
 
 
+def test_one_refusal_is_said_once(tmp_path: Path) -> None:
+    from opprof.protocol.load import packaged_path
+
+    text = packaged_path().read_text()
+    poor = tmp_path / "poor.toml"
+    poor.write_text(text.replace("gpu_hours_max = 16.0", "gpu_hours_max = 3.97"))
+    result = _plan(str(poor))
+    assert result.exit_code == 1
+    assert result.output.count("REFUSED: wave 1 would reserve") == 1
+    assert "outlook" not in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from opprof.cli import main
 from opprof.errors import InputError
 from opprof.files import sha256_bytes, sha256_file
 from opprof.integrity import closing, provenance
+from opprof.integrity.checks import MEANINGS
 from opprof.integrity.verify import verify
 from opprof.protocol.load import load_protocol, parse_protocol
 
@@ -405,3 +407,23 @@ def test_an_analysis_in_memory_by_other_code_cannot_be_judged(campaign: Path) ->
     checks = [check for check in verify(campaign).checks if check.name == "input"]
     assert {check.outcome for check in checks} == {"not_evaluable"}
     assert f"its input {RUN}/kernels.json was made in memory by other code" in checks[0].reason
+
+
+def test_every_count_says_what_was_looked_at(
+    campaign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(closing.__file__).parent
+    named = {
+        name
+        for path in folder.glob("*.py")
+        for name in re.findall(r'checks\.(?:add|equal|file|read)\(\s*"(\w+)"', path.read_text())
+    }
+    assert len(named) > 20
+    assert named == set(MEANINGS)
+    with pytest.raises(SystemExit):
+        main(["verify", str(campaign)])
+    counts = verify(campaign).passed
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"campaign: pass; {sum(counts.values())} checks passed")
+    shown = [line.split(maxsplit=2) for line in lines[1 : 1 + len(counts)]]
+    assert shown == [[str(count), name, MEANINGS[name]] for name, count in counts.items()]

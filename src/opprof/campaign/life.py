@@ -241,6 +241,12 @@ def release_stop(folder: Path, reviewed: str) -> None:
         reopen(folder)
         store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
         store.archive_stop()
+        words = " ".join(reviewed.split())
+        with store.log.open("a") as log:
+            log.write(
+                f"{iso(time.time_ns())} hard stop {found.condition} ({found.name}) released after "
+                f"review: {words}\n"
+            )
 
 
 def amend(folder: Path, protocol: Path) -> None:

@@ -179,7 +179,9 @@ def plan_lines(plan: CampaignPlan) -> list[str]:
         lines += ["nothing is left that could run", ""]
     if plan.colocation:
         lines += [*_colocation(plan), ""]
-    lines += _outlooks(plan)
+    # Where no wave starts, every outlook would be the one refusal that stands below.
+    if not plan.refusal:
+        lines += _outlooks(plan)
     lines += [f"note: {note}" for note in plan.notes]
     if plan.refusal:
         lines += ["", f"REFUSED: {plan.refusal}"]

@@ -8,6 +8,7 @@ import click
 
 from opprof.artifacts.verification import VerifyReport
 from opprof.cli.options import json_option, print_json
+from opprof.words import plural
 
 
 @click.command("verify")
@@ -51,6 +52,7 @@ def verify(
 def print_verification(report: VerifyReport, folder: Path) -> None:
     """Print what did not pass, then the counts."""
     from opprof.cli import one_line
+    from opprof.integrity.checks import MEANINGS
 
     for check in report.checks:
         hashes = ""
@@ -59,7 +61,9 @@ def print_verification(report: VerifyReport, folder: Path) -> None:
         label = "FAIL" if check.outcome == "fail" else "not evaluable"
         line = f"{label}: {check.subject}: {check.name}: {check.reason}{hashes}"
         click.echo(one_line(line), err=check.outcome == "fail")
-    passed = ", ".join(f"{count} {name}" for name, count in report.passed.items()) or "nothing"
-    click.echo(f"{one_line(str(folder))}: {report.kind}: {report.outcome}; passed: {passed}")
+    passed = plural(sum(report.passed.values()), "check")
+    click.echo(f"{one_line(str(folder))}: {report.kind}: {report.outcome}; {passed} passed")
+    for name, count in report.passed.items():
+        click.echo(f"  {count:>6} {name:<14} {MEANINGS.get(name, '')}")
     if report.root_sha256 is not None:
         click.echo(f"provenance {report.root_sha256}")

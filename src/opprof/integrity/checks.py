@@ -19,6 +19,33 @@ from opprof.integrity.tree import hash_plain
 from opprof.rules.sanity import family
 
 T = TypeVar("T")
+MEANINGS = {
+    "adjudication": "later verdicts on a run, under protocols of the campaign",
+    "analysis": "folders of analyses that are whole",
+    "artefact": "artefacts that can be read",
+    "campaign": "campaign.json, beside what was recorded at the start",
+    "closing": "files beside the runs when the controller ended: ledger, states, logs, decision",
+    "code": "artefacts made by the recorded version of the code",
+    "copy": "copies in provenance/: sources, mapping tables, protocols, launch configurations",
+    "frozen": "what the protocol was frozen with",
+    "input": "inputs that an artefact names",
+    "manifest": "runs that used the recorded manifest",
+    "mapping": "artefacts made with a recorded mapping table",
+    "page": "pages that show the hashes of what lies here",
+    "protocol": "artefacts judged by a protocol that is here",
+    "provenance": "the campaign's own record",
+    "record": "records of finished run folders",
+    "recorded_file": "files of finished run folders",
+    "result": "what the client left",
+    "source": "what each attempt was made from",
+    "sources": "source tars that yield the recorded code and client hashes",
+    "state": "states that agree with attempts, checks and records",
+    "timeline": "timelines that can be read",
+    "trace": "traces as the client collected them",
+    "tree": "files that belong here",
+}
+"""Name of a check to what it looked at, one line each for people."""
+
 _LIMIT_BYTES = 256 << 20
 
 
