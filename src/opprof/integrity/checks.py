@@ -28,6 +28,7 @@ MEANINGS = {
     "code": "artefacts made by the recorded version of the code",
     "copy": "copies in provenance/: sources, mapping tables, protocols, launch configurations",
     "frozen": "what the protocol was frozen with",
+    "gate": "co-location gates of the hosts, and what they were made from",
     "input": "inputs that an artefact names",
     "manifest": "runs that used the recorded manifest",
     "mapping": "artefacts made with a recorded mapping table",
