@@ -182,6 +182,7 @@ def _set(**values: Any) -> Callable[[Any], None]:
         (_set(phase="failed"), "its last attempt is not"),
         (_set(number=2), "recorded as another attempt"),
         (_set(folder="runs/other"), "was never recorded"),
+        (_set(judged_sha256="0" * 64), "other files than those that were checked"),
         (_set(sanity={"families": [], "red_flags": ["negative: x"]}), "with a red flag"),
     ],
 )

@@ -147,6 +147,9 @@ class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
     sanity: SanityBlock | None = None
     """Over this record's own numbers; null until the attempt was judged, and where nobody saw it
     end. A red flag fails the attempt."""
+    judged_sha256: Sha256 | None = None
+    """Over the folder's files as they were when its checks had passed
+    (:func:`opprof.integrity.provenance.listing_sha256`); null for any other attempt."""
 
 
 class Adjudication(Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,9 +26,9 @@ from opprof.campaign.processes import Ended
 from opprof.campaign.stamps import Stamp, clock_lines
 from opprof.campaign.store import Store, with_attempt
 from opprof.campaign.unseen import NOTHING, Known, end_of
-from opprof.errors import OpprofError
+from opprof.errors import OpprofError, StateConflict
 from opprof.host.birthmark import is_born_in
-from opprof.integrity.provenance import record_folder, record_path
+from opprof.integrity.provenance import hash_folder, listing_sha256, record_folder, record_path
 
 _BAD: frozenset[GateOutcome] = frozenset({"fail"})
 
@@ -122,6 +122,8 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
     if outcome.reason:
         record = store.transition(record, "failed", outcome.reason, fault=outcome.fault)
         return put_aside(store, record, protocol_sha256)
+    attempt = msgspec.structs.replace(attempt, judged_sha256=_contents(store, attempt))
+    record = with_attempt(record, attempt)
     store.save(record)
     return complete(store, record, protocol_sha256)
 
@@ -173,10 +175,10 @@ def recover(
 ) -> list[RunRecord]:
     """Bring every run that a dead controller left into order; its processes must be gone already.
 
-    An attempt whose seven checks were saved is completed; any other attempt under way becomes
-    ``interrupted`` and its folder is kept. It is charged until now where a process of it is among
-    the ``survivors`` that were just ended, else as :mod:`opprof.campaign.unseen` says. Returns the
-    records.
+    An attempt whose seven checks were saved is completed where its files are still those that were
+    checked; any other attempt under way becomes ``interrupted`` and its folder is kept. It is
+    charged until now where a process of it is among the ``survivors`` that were just ended, else as
+    :mod:`opprof.campaign.unseen` says. Returns the records.
     """
     records, planned = [], store.runs()
     for record in planned:
@@ -234,13 +236,23 @@ def _counts_alone(record: RunRecord, records: Sequence[RunRecord]) -> bool:
 def _completed_late(
     store: Store, record: RunRecord, protocol_sha256: str, say: Callable[[str], None]
 ) -> RunRecord:
+    attempt = record.attempt
+    assert attempt is not None
     try:
+        if attempt.judged_sha256 != _contents(store, attempt):
+            # No state has said complete by these hashes; the folder is recorded as it is now.
+            record_path(store.folder, attempt.folder).unlink(missing_ok=True)
+            raise StateConflict("its files are no longer those that were checked")
         record = complete(store, record, protocol_sha256)
     except OpprofError as error:
         say(f"{record.run}: passed its checks but cannot be completed: {error}")
         return interrupt(store, record, str(error), protocol_sha256)
     say(f"{record.run}: had passed its checks and is complete")
     return record
+
+
+def _contents(store: Store, attempt: Attempt) -> str:
+    return listing_sha256(hash_folder(store.folder / attempt.folder))
 
 
 def complete(store: Store, record: RunRecord, protocol_sha256: str, reason: str = "") -> RunRecord:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,6 +215,12 @@ def hash_folder(root: Path) -> list[FileHash]:
         digest, size = hash_plain(entry.path)
         found.append(FileHash(entry.name, digest, size))
     return sorted(found, key=lambda item: item.path)
+
+
+def listing_sha256(files: Iterable[FileHash]) -> str:
+    """Return one hash over path and SHA-256 of each file, whatever their order."""
+    lines = sorted(f"{file.sha256}  {file.path}\n" for file in files)
+    return sha256_bytes("".join(lines).encode())
 
 
 class _Metrics(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from opprof.integrity.closing import NAME as CLOSING
 from opprof.integrity.closing import OWN_NAMES, RECORDED, check_closing
 from opprof.integrity.derived import TIMELINE, Known, check_run
 from opprof.integrity.gates import check_gates
-from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR
+from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR, listing_sha256
 from opprof.integrity.tree import Entry, walk
 
 _CHECKS: tuple[CheckName, ...] = get_args(CheckName)
@@ -211,6 +211,10 @@ def _check_complete(
     else:
         reason = f"{attempt.folder} was recorded as another attempt"
         checks.equal("state", subject, attempt.number, record.attempt, reason=reason)
+        if attempt.judged_sha256 is not None:
+            reason = f"{attempt.folder} was recorded with other files than those that were checked"
+            seen = listing_sha256(record.files)
+            checks.equal("state", subject, attempt.judged_sha256, seen, reason=reason)
 
 
 def _check_attempt(
