@@ -103,7 +103,7 @@ def test_what_is_not_evaluable_is_packed_only_when_accepted(campaign: Path, mani
 def test_private_text_is_refused(campaign: Path, manifest: Path) -> None:
     (campaign / "controller.log").write_text(SECRET)
     closing.close(campaign, wall_ns=4)
-    with pytest.raises(IntegrityError, match="the scan has 1 findings; nothing was packed"):
+    with pytest.raises(IntegrityError, match="the scan has 1 finding; nothing was packed"):
         run_pack(campaign, manifest)
     assert not (campaign.parent / "out").exists()
 

@@ -135,7 +135,7 @@ def test_a_file_that_fails_halfway_is_no_verdict_and_hides_no_other(
     with pytest.raises(SystemExit) as done:
         main(arguments(tree, manifest, 1))
     assert done.value.code == 2
-    assert "not_evaluable: 1 findings" in capsys.readouterr().out
+    assert "not_evaluable: 1 finding in 1 file" in capsys.readouterr().out
     (tree / "z.log").write_text("x")
     (tree / SECRET[72:106]).write_text("x")
     monkeypatch.setattr(containers.os, "pread", failing_read(1))

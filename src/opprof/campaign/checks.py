@@ -27,6 +27,7 @@ from opprof.campaign.stops import judge_run
 from opprof.errors import InputError
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
+from opprof.words import plural
 
 REFUSED = 2
 """Exit status of a client or an analysis that cannot use its arguments or inputs."""
@@ -111,7 +112,9 @@ def privacy_gate(scan_exit: int | None, log: Path) -> Gate:
         if verdict == "pass":
             return Gate("privacy", "pass", "nothing of the manifest is in the run", numbers)
         finding = next(f for f in report.findings if (f.kind in UNSEEN_KINDS) == (scan_exit == 2))
-        first = f"{len(report.findings)} findings, one is {finding.kind} in {finding.file}"
+        first = (
+            f"{plural(len(report.findings), 'finding')}, one is {finding.kind} in {finding.file}"
+        )
         if verdict == "fail":
             return Gate("privacy", "fail", f"private text in the run: {first}", numbers)
         reason = f"the scan could not look at everything: {first} ({finding.detail})"

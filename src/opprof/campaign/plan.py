@@ -19,6 +19,7 @@ from opprof.campaign.reruns import left_of
 from opprof.errors import InputError
 from opprof.protocol.design import cells, execution_order
 from opprof.protocol.model import ProtocolFile, Reruns
+from opprof.words import plural
 
 ACTIVE: frozenset[Phase] = frozenset(
     ("starting", "serving", "loading", "draining", "cleaning", "checking")
@@ -161,7 +162,7 @@ def standings(
     if open_matrix:
         for record in records:
             if group_of(record) == "confirmation" and found[record.run].state == "runnable":
-                reason = f"confirmations follow the matrix; {len(open_matrix)} runs are open"
+                reason = f"confirmations follow the matrix; {plural(len(open_matrix), 'run')} open"
                 found[record.run] = Standing("waiting", reason)
     return found
 

@@ -27,6 +27,7 @@ from opprof.campaign.waves import Refusal, Where
 from opprof.host.cpus import format_cpus, parse_cpus
 from opprof.protocol.load import Protocol
 from opprof.protocol.model import Placement, ProtocolFile
+from opprof.words import plural
 
 _HOUR = 3600
 _DRAINS: tuple[tuple[str, Drain], ...] = (
@@ -119,7 +120,7 @@ def plan_campaign(protocol: Protocol, request: PlanRequest) -> CampaignPlan:
         outlooks.append(_outlook("as estimated, after a new co-location check", again, width))
     if further := _further_burnins(file, request, expected):
         again = table.play("none", extra_s=sum(further))
-        words = f"as estimated, with {len(further)} burn-ins of more hosts"
+        words = f"as estimated, with {plural(len(further), 'burn-in')} of more hosts"
         outlooks.append(_outlook(words, again, width))
     ending = expected.ending
     return CampaignPlan(
@@ -263,7 +264,9 @@ def _notes(so_far: SoFar) -> list[str]:
     active = [record.run for record in so_far.records if record.state in ACTIVE]
     notes = []
     if active:
-        notes.append(f"{len(active)} runs are under way; planned as if they were made anew")
+        notes.append(
+            f"{plural(len(active), 'run is', 'runs are')} under way; planned as if made anew"
+        )
     notes += ledger_problems(so_far.charges, so_far.records)
     return notes
 

@@ -37,6 +37,7 @@ from opprof.campaign.plan import (
 )
 from opprof.errors import InputError
 from opprof.protocol.model import ProtocolFile
+from opprof.words import plural
 
 PORT_MAX = 65535
 _NS = 1_000_000_000
@@ -159,7 +160,9 @@ def next_wave(
     standing = standings(records, protocol, held_runs(records, where, protocol))
     active = [record.run for record in records if standing[record.run].state == "active"]
     if active:
-        return Refusal("active", f"{len(active)} runs are under way, the first is {active[0]}")
+        return Refusal(
+            "active", f"{plural(len(active), 'run is', 'runs are')} under way, first {active[0]}"
+        )
     cells = _ready_cells(records, standing)
     if not cells:
         return Done(_blocked(records, standing))
@@ -198,7 +201,7 @@ def held_runs(records: Sequence[RunRecord], where: Where, protocol: ProtocolFile
         gpus = config_row(protocol, record.config).tensor_parallel_size
         width = _regime(record, by_name)
         if _block(every, gpus, every) is None:
-            held[record.run] = f"needs {gpus} GPUs side by side, which no host has"
+            held[record.run] = f"needs {plural(gpus, 'GPU')} side by side, which no host has"
         elif _block(_of_width(every, width, where), gpus, every) is None:
             held[record.run] = (
                 f"its saturation run was calibrated {width} wide; a moderate run takes its rate"

@@ -105,7 +105,9 @@ def _load(source: str) -> Protocol:
         raise InputError("'none' is no protocol")
     problems = check_protocol(protocol.file)
     if problems:
-        raise InputError(f"{problems[0]} ({len(problems)} problems)", path=protocol.source)
+        raise InputError(
+            f"{problems[0]} ({plural(len(problems), 'problem')})", path=protocol.source
+        )
     return protocol
 
 

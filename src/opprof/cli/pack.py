@@ -10,6 +10,7 @@ from opprof.artifacts.scan import ScanReport
 from opprof.artifacts.verification import VerifyReport
 from opprof.cli.options import json_option, print_json, scan_options
 from opprof.errors import InputError
+from opprof.words import plural
 
 
 @click.command("pack")
@@ -104,5 +105,6 @@ def pack(
         )
         return
     click.echo(
-        f"{one_line(str(out))}: {len(done.contents.files)} files, {done.bytes} bytes, {done.sha256}"
+        f"{one_line(str(out))}: {plural(len(done.contents.files), 'file')}, {done.bytes} bytes, "
+        f"{done.sha256}"
     )

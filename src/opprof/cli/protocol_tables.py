@@ -41,7 +41,7 @@ def _head(protocol: Protocol) -> list[str]:
     pinned = file.pinned
     return [
         f"{file.id}: {file.title}",
-        f"status    {file.status}, dated {file.date}, {len(file.amendments)} amendments, "
+        f"status    {file.status}, dated {file.date}, {plural(len(file.amendments), 'amendment')}, "
         f"open decisions without approval: {open_decisions or 'none'}",
         f"sha256    {protocol.sha256}",
         f"system    {pinned.model} {pinned.dtype}, {pinned.engine} {pinned.engine_version}, "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from opprof.cli.options import SEED, json_option, print_json
+from opprof.words import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,8 +154,9 @@ def _print(report: Rehearsal) -> None:
         markup=False,
     )
     out.print(
-        f"{cost.measured_runs} runs, {cost.gpu_hours:.2f} GPU hours and {cost.wall_hours:.2f} wall "
-        f"hours one after the other (planned {cost.planned_gpu_hours:.2f} and "
+        f"{plural(cost.measured_runs, 'run')}, {cost.gpu_hours:.2f} GPU hours and "
+        f"{cost.wall_hours:.2f} wall hours one after the other "
+        f"(planned {cost.planned_gpu_hours:.2f} and "
         f"{cost.planned_wall_hours:.2f}; the budget leaves {cost.budget_gpu_hours:.2f} GPU hours)"
     )
     if report.not_modelled:
@@ -231,7 +233,9 @@ def _print_repeats(out: Console, report: Rehearsal) -> None:
     repeats = report.repeats
     if repeats is None:
         return
-    table = Table("part", "outcome", "share", title=f"{repeats.repeats} rehearsals, other seeds")
+    table = Table(
+        "part", "outcome", "share", title=f"{plural(repeats.repeats, 'rehearsal')}, other seeds"
+    )
     for part, outcomes in repeats.outcomes.items():
         for outcome, found in outcomes.items():
             table.add_row(part, outcome, _rate(found))

@@ -8,6 +8,7 @@ import click
 
 from opprof.artifacts.scan import ScanReport
 from opprof.cli.options import json_option, print_json, scan_options
+from opprof.words import plural
 
 _EXIT_CODES = {"pass": 0, "fail": 1, "not_evaluable": 2}
 
@@ -64,9 +65,11 @@ def print_scan(report: ScanReport, folder: Path) -> None:
     prompts = sum(item.text_prompts + item.id_prompts for item in report.manifests)
     short = sum(item.too_short for item in report.manifests)
     click.echo(
-        f"{one_line(str(folder))}: {report.outcome}: {len(report.findings)} findings in "
-        f"{report.files} files ({report.file_bytes} bytes; {report.stream_bytes} looked at), "
-        f"against {prompts} prompts, {short} of them too short to be looked for"
+        f"{one_line(str(folder))}: {report.outcome}: {plural(len(report.findings), 'finding')} in "
+        f"{plural(report.files, 'file')} ({report.file_bytes} bytes; {report.stream_bytes} looked "
+        f"at), "
+        f"against {plural(prompts, 'prompt')}, {short} of them too short to be looked for"
     )
     if report.public_matches:
-        click.echo(f"{report.public_matches} matches are public text")
+        matches = plural(report.public_matches, "match is", "matches are")
+        click.echo(f"{matches} public text")

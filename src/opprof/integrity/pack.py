@@ -35,6 +35,7 @@ from opprof.integrity.tree import Entry, open_plain, walk
 from opprof.integrity.verify import verify
 from opprof.protocol import Protocol
 from opprof.rules.sanity import family
+from opprof.words import plural
 
 CONTENTS = "pack.json"
 _CHUNK_BYTES = 1 << 20
@@ -112,7 +113,7 @@ def pack(
     )
     on_scanned(scanned)
     if scanned.outcome == "fail":
-        reason = f"the scan has {len(scanned.findings)} findings; nothing was packed"
+        reason = f"the scan has {plural(len(scanned.findings), 'finding')}; nothing was packed"
         raise IntegrityError(reason, path=folder)
     if scanned.outcome != "pass":
         reason = f"the scan could not look at {len(scanned.findings)} things; nothing was packed"

@@ -19,6 +19,7 @@ from opprof.files import read_bytes
 from opprof.protocol import Protocol
 from opprof.rehearsal.campaign import CampaignReport, rehearse_campaign
 from opprof.rehearsal.truth import Truth
+from opprof.words import plural
 
 _LIMIT_BYTES = 64 << 20
 
@@ -61,7 +62,7 @@ def rehearse_once(
     campaign = rehearse_campaign(protocol, data, truth, runs, seed=seed, jobs=jobs, advance=advance)
     folders = [run.folder for run in campaign.runs]
     found = load_runs(folders, protocol, jobs=jobs) if folders else []
-    advance(f"{len(found)} runs analysed")
+    advance(f"{plural(len(found), 'run')} analysed")
     return Once(campaign, found, gates_of(found))
 
 
