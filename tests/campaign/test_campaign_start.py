@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,9 @@ from opprof.campaign.state import begin_attempt
 from opprof.campaign.store import Store, campaign_lock
 from opprof.campaign.withdraw import remember, withdraw
 from opprof.cli.campaign import group
-from opprof.errors import InputError, StateConflict
+from opprof.errors import EnvironmentFailure, InputError, StateConflict
+from opprof.files import write_atomic
+from opprof.integrity import provenance
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request as Amending
 from opprof.protocol.amend import amend_protocol
@@ -168,6 +171,32 @@ def test_nothing_that_a_start_did_not_make_is_taken_back(tmp_path: Path, store: 
     )
     shutil.rmtree(store.folder)
     (tmp_path / "moved").rename(store.folder)
+    assert withdraw(made) == ""
+    assert not store.folder.exists()
+    assert not list(tmp_path.glob(".c.*"))
+
+
+@pytest.mark.parametrize("room", [0, 1, 4, 100])
+def test_provenance_that_a_full_disk_cut_is_taken_back(
+    tmp_path: Path, store: Store, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, left = remember(store), [room]
+
+    def write(path: Path, data: bytes, mode: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise EnvironmentFailure("No space left on device", path=path)
+        write_atomic(path, data, mode=mode)
+
+    monkeypatch.setattr(provenance, "write_atomic", write)
+    with contextlib.suppress(EnvironmentFailure):
+        bind(store, store.campaign(), make_sources(tmp_path / "private", ()))
+    assert (store.folder / "provenance").exists() == bool(room)
+    finished = store.folder / "provenance" / "runs" / "x.json"
+    finished.parent.mkdir(parents=True)
+    finished.write_text("{}")
+    assert "it holds provenance/runs, which no start makes" in withdraw(made)
+    shutil.rmtree(finished.parent)
     assert withdraw(made) == ""
     assert not store.folder.exists()
     assert not list(tmp_path.glob(".c.*"))

@@ -5,13 +5,18 @@ Only what the start itself made, and only as long as nobody has done anything wi
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+from opprof.artifacts.provenance import CopyKind
 from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.store import Store, campaign_lock, machine_lock
 from opprof.errors import OpprofError, StateConflict
 from opprof.files import sync_folder
+from opprof.integrity.closing import NAME as CLOSING
+from opprof.integrity.provenance import FOLDER, INDEX
 
 _FILES = frozenset(
     {
@@ -26,6 +31,8 @@ _FILES = frozenset(
 )
 _FOLDERS = {"protocols": ".toml", "state": ".json"}
 """Folder of a new campaign to how the names of its files end."""
+_PROVENANCE = frozenset({INDEX, CLOSING, *get_args(CopyKind)})
+"""What its first controller has in its provenance, whole or not: copies, and no finished folder."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,8 @@ def withdraw(made: Made) -> str:
             folder.rename(away)
             for path in own:
                 (away / path).unlink()
-            for name in _FOLDERS:
-                (away / name).rmdir()
-            away.rmdir()
+            for place, _, _ in os.walk(away, topdown=False):
+                Path(place).rmdir()
             sync_folder(folder.parent)
     except (OpprofError, OSError) as error:
         reason = error.reason if isinstance(error, OpprofError) else error.strerror
@@ -83,15 +89,27 @@ def _own_files(made: Made) -> list[Path]:
     found = []
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.is_dir() and not path.is_symlink() and inside.as_posix() in _FOLDERS:
+        if path.is_dir() and not path.is_symlink() and _is_own_folder(inside):
             continue
-        place, name = inside.parent.as_posix(), inside.name
-        plain = path.is_file() and not path.is_symlink()
-        ending = _FOLDERS.get(place)
-        if not (plain and (name in _FILES if place == "." else ending == inside.suffix)):
+        if path.is_symlink() or not path.is_file() or not _is_own_file(inside):
             raise StateConflict(f"it holds {inside}, which no start makes")
         found.append(inside)
     return found
+
+
+def _is_own_folder(inside: Path) -> bool:
+    return inside.as_posix() in (*_FOLDERS, FOLDER) or _is_provenance(inside)
+
+
+def _is_own_file(inside: Path) -> bool:
+    place = inside.parent.as_posix()
+    if place == ".":
+        return inside.name in _FILES
+    return _FOLDERS.get(place) == inside.suffix or _is_provenance(inside)
+
+
+def _is_provenance(inside: Path) -> bool:
+    return len(inside.parts) > 1 and inside.parts[0] == FOLDER and inside.parts[1] in _PROVENANCE
 
 
 def _identity(folder: Path) -> tuple[int, int]:
