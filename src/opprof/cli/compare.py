@@ -30,7 +30,8 @@ def compare(
     """Compare runs: RUN is a run directory, its analysis, or a folder that holds several.
 
     Every pair of patterns and families is listed with its gaps, met or not; the permutation test
-    (criterion 3) is the decision's. Exit code 1 when the data contradict themselves (a red flag).
+    (criterion 3) is the decision's. An analysis that names another protocol than the bound one is
+    refused. Exit code 1 when the data contradict themselves (a red flag).
     """
     from opprof.analysis.bound import protocol_for
     from opprof.analysis.load import compare_found, load_runs
