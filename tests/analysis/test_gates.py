@@ -190,6 +190,19 @@ def test_the_clean_interval_is_exact(protocol: ProtocolFile) -> None:
     assert outcomes(gates_client.clean_interval(timeline(late), plan)) == ["fail"] * 3
 
 
+def test_a_burn_in_has_no_clean_time_that_could_fail(protocol: ProtocolFile) -> None:
+    """A campaign keeps it as complete; the page of its folder must not call it invalid."""
+    plan = protocol.timeline
+    burnin = timeline([Interval("warmup", 0, 0, 600 * S)], role="burnin")
+    gates = [gates_client.warmup_recorded(burnin, plan), *gates_client.clean_interval(burnin, plan)]
+    assert {(gate.outcome, gate.reason) for gate in gates} == {
+        ("not_evaluable", "a burn-in is not measured: it has no clean time")
+    }
+    # One that was measured all the same is judged as it stands.
+    measured = timeline(whole_run(), role="burnin")
+    assert outcomes(gates_client.clean_interval(measured, plan)) == ["pass"] * 3
+
+
 @pytest.mark.parametrize(
     ("changes", "saturation", "outcome"),
     [

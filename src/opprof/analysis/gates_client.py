@@ -17,9 +17,14 @@ from opprof.rules.stabilization import Stabilization
 from opprof.telemetry.requests import ABSENT, RequestColumns
 from opprof.telemetry.timeline import intervals_of, union_pieces
 
+_NOT_MEASURED = "a burn-in is not measured: it has no clean time"
+"""Its length is the protocol's for burn-ins, which the client's flags are checked against."""
+
 
 def warmup_recorded(timeline: Timeline, plan: TimelinePlan | None) -> Gate:
     """The timeline shows one warm-up of exactly the protocol's length."""
+    if timeline.role == "burnin":
+        return skipped("warmup_recorded", _NOT_MEASURED)
     if plan is None:
         return skipped("warmup_recorded", NO_PROTOCOL)
     found = intervals_of(timeline, "warmup")
@@ -71,6 +76,9 @@ def warmup_completions(
 def clean_interval(timeline: Timeline, plan: TimelinePlan | None) -> list[Gate]:
     """Exactly the protocol's clean seconds, in its segments, without a gap."""
     segments = intervals_of(timeline, "clean")
+    if timeline.role == "burnin" and not segments:
+        names = ("clean_duration", "clean_segments", "clean_contiguous")
+        return [skipped(name, _NOT_MEASURED) for name in names]
     pieces = union_pieces(segments)
     numbers: dict[str, Value] = {
         "segments_s": [_length_ns(segment) / NS_PER_S for segment in segments],
