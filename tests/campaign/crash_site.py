@@ -9,6 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from campaign_small import small_manifests, small_protocol
 
 from opprof.campaign.naming import is_of_host
 from opprof.campaign.processes import ProcessTable
+from opprof.campaign.review import standing
+from opprof.campaign.store import Store
 
 SOURCE = Path(__file__).parents[2] / "src"
 TABLE = ProcessTable()
@@ -96,7 +99,7 @@ class Site:
     def resume_flags(self) -> list[str]:
         """Return the arguments of a resume; a server that was killed is a stop to be released."""
         flags = ["resume", str(self.folder), "--foreground"]
-        if (self.folder / "stop.json").is_file():
+        if standing(Store(self.folder, wall_ns=time.time_ns)) is not None:
             flags += ["--reviewed", "the crash harness killed the server"]
         return flags
 

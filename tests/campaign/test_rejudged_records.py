@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
 import msgspec
 import pytest
 from campaign_builders import attempt
 
-from opprof.artifacts.campaign import Attempt, Stop
+from opprof.artifacts.campaign import Attempt
 from opprof.artifacts.common import Gate, SanityBlock
 from opprof.campaign.amend import standing_failures
-from opprof.campaign.life import check_review, release_stop
-from opprof.campaign.store import Store
-from opprof.errors import StateConflict
 
 
 def failed(*names: str) -> Attempt:
@@ -44,17 +38,3 @@ def test_a_red_flag_of_the_state_stands() -> None:
 def test_a_client_that_accepted_failed_in_another_way() -> None:
     found = standing_failures(failed("client"), stored_accepted=True)
     assert found == ["stands: client: because"]
-
-
-def test_a_stop_is_looked_at_before_anything_changes(tmp_path: Path) -> None:
-    store = Store(tmp_path, wall_ns=time.time_ns)
-    check_review(tmp_path, "")
-    store.write_stop(Stop(1, 3, "clean", "a request failed", "r", 1))
-    with pytest.raises(StateConflict, match="waits for review"):
-        check_review(tmp_path, " ")
-    check_review(tmp_path, "Ann")
-    assert store.stop() is not None, "only looked at"
-    release_stop(tmp_path, "Ann:\nit was shared")
-    assert store.stop() is None
-    [line] = store.log.read_text().splitlines()
-    assert line.endswith(" hard stop 3 (clean) released after review: Ann: it was shared")

@@ -1,8 +1,9 @@
 """A campaign directory: what was started, where every run stands, what it cost (A-P3-1 to -4).
 
 Format history
-    schema 1    first. Added since: an attempt's ``sanity``, the controller's ``hosts``, a
-                transition's ``mono_ns``, ``boot_id`` and ``wall_step_s``.
+    schema 1    first. Added since: an attempt's ``sanity`` and ``stops``, the controller's
+                ``hosts`` and ``stop``, a stop's ``attempts``, a transition's ``mono_ns``,
+                ``boot_id`` and ``wall_step_s``.
 
 ``<campaign>/campaign.json`` is immutable; ``state/<run>.json`` holds one :class:`RunRecord` a
 planned run and is replaced whole (write, fsync, rename); ``ledger.jsonl`` grows by one
@@ -150,6 +151,9 @@ class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
     judged_sha256: Sha256 | None = None
     """Over the folder's files as they were when its checks had passed
     (:func:`opprof.integrity.provenance.listing_sha256`); null for any other attempt."""
+    stops: list[Stop] = []
+    """Hard stops that it called for, written with its end: as long as no review has released one,
+    it stands, whether ``stop.json`` tells of it or not."""
 
 
 class Adjudication(Struct, frozen=True, forbid_unknown_fields=True):
@@ -237,6 +241,8 @@ class ControllerRecord(Struct, frozen=True, forbid_unknown_fields=True):
     message: str = ""
     hosts: list[HostUse] = []
     """Empty before the hosts were asked."""
+    stop: Stop | None = None
+    """What stops the matrix as far as this life knows; a lost ``stop.json`` releases nothing."""
 
 
 class Stop(Struct, frozen=True, forbid_unknown_fields=True):
@@ -253,3 +259,6 @@ class Stop(Struct, frozen=True, forbid_unknown_fields=True):
     numbers: dict[str, Any] = {}
     reviewed: str = ""
     """Who released it, and why (``opprof campaign resume --reviewed TEXT``)."""
+    attempts: list[str] = []
+    """Attempts that called for it or for what stands beside it, as ``RUN.NUMBER``; empty for a stop
+    by the campaign as a whole."""

@@ -25,6 +25,7 @@ from opprof.campaign.store import Store, with_attempt
 from opprof.errors import InputError, StateConflict
 from opprof.files import sync_folder, write_atomic
 from opprof.integrity.adjudicated import JUDGED_AGAIN
+from opprof.integrity.closing import reopen
 from opprof.integrity.provenance import record_protocol
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.amend import added_amendments
@@ -58,7 +59,11 @@ def take_amendment(
         raise StateConflict("; ".join(problems), path=path)
     _check_manifests(store, new, only)
     added, _ = added_amendments(old, new)
-    _judge_again(store, old, new, added, say)
+    rejudging = [row for row in added if row.rejudge]
+    judged = _to_judge_again(store, old, new) if rejudging else []
+    # From here on the campaign changes: what a controller left closed is open again.
+    reopen(store.folder)
+    _judge_again(store, judged, new, rejudging, say)
     number = len(list((store.folder / "protocols").iterdir()))
     kept = store.folder / "protocols" / f"{number:02d}-{new.sha256[:12]}.toml"
     if not list(kept.parent.glob(f"*-{new.sha256[:12]}.toml")):
@@ -104,17 +109,8 @@ def _plan_again(store: Store, new: Protocol, only: Sequence[str]) -> None:
 # --------------------------------------------------------------------- judging again
 
 
-def _judge_again(
-    store: Store,
-    old: Protocol,
-    new: Protocol,
-    added: Sequence[Amendment],
-    say: Callable[[str], None],
-) -> None:
-    rejudging = [row for row in added if row.rejudge]
-    if not rejudging:
-        return
-    name = ", ".join(f"{row.id} ({row.title})" for row in rejudging)
+def _to_judge_again(store: Store, old: Protocol, new: Protocol) -> list[RunRecord]:
+    """Return the runs that the change touches, whose data are all what they were."""
     touched = impact(old.file, new.file)
     judged = [
         record
@@ -126,6 +122,17 @@ def _judge_again(
     for record in judged:
         # All of them first: no verdict is given while another run's data are not what they were.
         check_contents(store, record)
+    return judged
+
+
+def _judge_again(
+    store: Store,
+    judged: Sequence[RunRecord],
+    new: Protocol,
+    rejudging: Sequence[Amendment],
+    say: Callable[[str], None],
+) -> None:
+    name = ", ".join(f"{row.id} ({row.title})" for row in rejudging)
     for record in judged:
         attempt = record.attempt
         assert attempt is not None

@@ -38,6 +38,7 @@ from opprof.campaign.launcher import Equipment, Launcher, Place
 from opprof.campaign.ledger import over_budget, reserve
 from opprof.campaign.naming import is_of_host, run_name
 from opprof.campaign.options import Options, options_of
+from opprof.campaign.review import standing
 from opprof.campaign.stops import NAMES, joined, judge_matrix
 from opprof.campaign.waves import Done, Lane, Refusal, Wave, Where, next_in_lane, next_wave
 from opprof.errors import EnvironmentFailure, OpprofError
@@ -325,14 +326,13 @@ class Controller:
                 self._placed,
                 self._ledger.balance,
                 self._launcher.pace,
-                stop=self._store.stop(),
+                stop=standing(self._store),
                 beside=planned,
             )
             if isinstance(step, Done):
                 for run, reason in step.blocked.items():
                     self._say(f"{run} does not run: {reason}")
-                for stop in self._judge_matrix(finished=True):
-                    self._stop_matrix(stop)
+                self._stop_matrix(*self._judge_matrix(finished=True))
                 return
             if isinstance(step, Refusal):
                 self._refused(step)
@@ -346,7 +346,7 @@ class Controller:
 
     def _refused(self, step: Refusal) -> None:
         if step.kind == "stop":
-            self._ending.stop = self._store.stop()
+            self._ending.stop = standing(self._store)
             return
         if step.kind == "budget":
             self._stop_matrix(self._budget_stop(step.reason, step.numbers))
@@ -390,9 +390,12 @@ class Controller:
             # What the attempt left is kept; its run and all others go on elsewhere.
             self._lose(slot.host)
             return
-        self._launcher.finish(record, outcome)
-        for stop in [*outcome.stops, *self._judge_matrix(finished=False)]:
-            self._stop_matrix(stop)
+        try:
+            self._launcher.finish(record, outcome)
+        finally:
+            # Also where its folder cannot be put aside: the state tells of the stop already.
+            self._stop_matrix(*outcome.stops)
+        self._stop_matrix(*self._judge_matrix(finished=False))
 
     def _saturation(self, record: RunRecord) -> str | None:
         """Return the result that a moderate rate comes from, relative to the campaign.
@@ -474,20 +477,24 @@ class Controller:
             numbers=dict(numbers or {}),
         )
 
-    def _stop_matrix(self, stop: Stop) -> None:
+    def _stop_matrix(self, *stops: Stop) -> None:
         """Write ``stop.json``: nothing is launched until somebody has looked.
 
         What speaks against the host or the whole campaign ends the attempts under way too; what
         speaks against one run lets the others finish, whose GPU time is spent already. What they,
         or further conditions of one run, call for then stands beside the first for the same review.
         """
-        key = (stop.condition, stop.name, stop.run)
-        if key in self._stopped_by:
+        stand = self._ending.stop
+        for stop in stops:
+            key = (stop.condition, stop.name, stop.run)
+            if key not in self._stopped_by:
+                self._stopped_by.add(key)
+                stand = stop if stand is None else joined(stand, stop)
+                self._say(f"hard stop {stop.condition} ({stop.name}): {stop.reason}")
+        if stand is None or stand is self._ending.stop:
             return
-        self._stopped_by.add(key)
-        first = self._ending.stop
-        self._ending.stop = stop if first is None else joined(first, stop)
-        self._store.write_stop(self._ending.stop)
-        self._say(f"hard stop {stop.condition} ({stop.name}): {stop.reason}")
-        if stop.condition in EVERYBODYS_CONDITIONS:
+        self._ending.stop = stand
+        self._record = msgspec.structs.replace(self._record, stop=stand)
+        self._store.write_stop(stand)
+        if any(stop.condition in EVERYBODYS_CONDITIONS for stop in stops):
             self._cancel_lanes()

@@ -23,6 +23,7 @@ from opprof.campaign.engine_checks import first_engine
 from opprof.campaign.ledger import attempt_cost, charge_attempt, release
 from opprof.campaign.ledger_file import Ledger
 from opprof.campaign.options import Options, Sources, options_of
+from opprof.campaign.review import attempt_name
 from opprof.campaign.server import served_model
 from opprof.campaign.site import SiteFacts
 from opprof.campaign.stamps import clock_lines
@@ -110,9 +111,12 @@ class Launcher:
             del self._active[record.run]
         record = journal.record
         assert record.attempt is not None
-        return record, audited(
+        outcome = audited(
             record.run, record.attempt, outcome, binding.protocol.file, wall_ns=store.wall_ns()
         )
+        name = attempt_name(record.run, record.attempt.number)
+        stops = [msgspec.structs.replace(stop, attempts=[name]) for stop in outcome.stops]
+        return record, msgspec.structs.replace(outcome, stops=stops)
 
     def finish(self, record: RunRecord, outcome: Outcome) -> RunRecord:
         """Bring an executed attempt to ``complete`` or ``failed``, and pay for it."""

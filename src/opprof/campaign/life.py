@@ -37,15 +37,17 @@ from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import Ledger, open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
+from opprof.campaign.review import check_review, release
 from opprof.campaign.site import look_up
 from opprof.campaign.soundness import check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
 from opprof.campaign.unseen import Known
-from opprof.errors import EnvironmentFailure, OpprofError, StateConflict, refused
+from opprof.errors import EnvironmentFailure, OpprofError, refused
 from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 from opprof.integrity.closing import close, reopen
+from opprof.protocol import load_protocol
 
 DONE, FAILED, STOPPED = 0, 1, 130
 
@@ -59,6 +61,8 @@ class Life:
     starter: Starter
     ray_address: str = ""
     """Of the Ray head in this life; empty for the one that the campaign was started with."""
+    reviewed: str = ""
+    """Who has looked at the hard stop that stands, and why it is released."""
     holds_lock: Callable[[], bool] = lambda: True
     beat_wall_ns: int = 0
     """Last heartbeat of the controller before; 0 for none."""
@@ -90,10 +94,13 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     # What cannot be gone on from is refused here, while the starter still listens.
     binding = bind(store, campaign, life.sources)
     check_records(store, binding.protocol.file, options_of(campaign).only)
+    stands = check_review(store, life.reviewed)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
     before = store.controller()
     life = replace(life, beat_wall_ns=before.heartbeat_wall_ns if before else 0)
     record = _first_record(store, campaign, life.sources)
+    # Until it is released: what still refuses this life leaves the stop as it was.
+    record = msgspec.structs.replace(record, stop=stands)
     reopen(store.folder)
     store.write_controller(record)
     try:
@@ -144,6 +151,8 @@ async def _placed(
         if not campaign.simulated:
             require_alike(places)
         hosts_to_check(campaign.engine, options, file, places)
+        release(store, life.reviewed, say)
+        record = msgspec.structs.replace(record, stop=None)
         life.starter.tell(f"ok {campaign.id}")
         return await _run(life, store, campaign, binding, ledger, record, executor, host, places)
 
@@ -205,21 +214,6 @@ def say(text: str) -> None:
     print(f"{iso(time.time_ns())} {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def check_review(folder: Path, reviewed: str) -> None:
-    """See to it that a hard stop has been looked at, before anything is changed.
-
-    Raises:
-        StateConflict: a stop waits for review and no review is given.
-    """
-    found = Store(folder, wall_ns=time.time_ns).stop()
-    if found is not None and not reviewed.strip():
-        raise StateConflict(
-            f"hard stop {found.condition} ({found.name}) waits for review: {found.reason}; "
-            "release it with --reviewed TEXT",
-            path=folder,
-        )
-
-
 def check_sources(folder: Path, sources: Sources) -> None:
     """See to it that the manifests are those of the campaign.
 
@@ -231,30 +225,21 @@ def check_sources(folder: Path, sources: Sources) -> None:
     check_manifests(campaign.manifests, sources)
 
 
-def release_stop(folder: Path, reviewed: str) -> None:
-    """Release a hard stop that somebody has looked at; nothing where none is."""
-    store = Store(folder, wall_ns=time.time_ns)
-    found = store.stop()
-    if found is None:
-        return
-    with campaign_lock(folder):
-        reopen(folder)
-        store.write_stop(msgspec.structs.replace(found, reviewed=reviewed))
-        store.archive_stop()
-        words = " ".join(reviewed.split())
-        with store.log.open("a") as log:
-            log.write(
-                f"{iso(time.time_ns())} hard stop {found.condition} ({found.name}) released after "
-                f"review: {words}\n"
-            )
+def amend(folder: Path, protocol: Path, sources: Sources) -> None:
+    """Put an amended protocol in force before a resume (see :mod:`opprof.campaign.amend`).
 
-
-def amend(folder: Path, protocol: Path) -> None:
-    """Put an amended protocol in force before a resume (see :mod:`opprof.campaign.amend`)."""
+    Raises:
+        StateConflict: what the campaign is bound to changed, its records are not sound, or the
+            amendment is refused; nothing has changed then.
+    """
     from opprof.campaign.amend import take_amendment
 
     store = Store(folder, wall_ns=time.time_ns)
-    options = options_of(store.campaign())
+    campaign = store.campaign()
+    options = options_of(campaign)
     with campaign_lock(folder):
-        reopen(folder)
+        binding = bind(store, campaign, sources)
+        amended = load_protocol(protocol)
+        after = None if amended is None else amended.file
+        check_records(store, binding.protocol.file, options.only, amended=after)
         take_amendment(store, protocol, options.only, say)

@@ -22,8 +22,17 @@ _BY_PLAN = ("order", "needs")
 """What an amendment may change for runs that have not begun."""
 
 
-def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> None:
+def check_records(
+    store: Store,
+    protocol: ProtocolFile,
+    only: Sequence[str],
+    *,
+    amended: ProtocolFile | None = None,
+) -> None:
     """Compare the state files with the plan, and complete runs with their folders.
+
+    ``amended``: a protocol that is about to be taken over. Where it was broken off in that before,
+    each record is of the old plan or the new one.
 
     Raises:
         StateConflict: a run has no state file, a state file is not the plan's, or a complete run
@@ -31,21 +40,27 @@ def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> 
         SchemaError: a state file is damaged.
     """
     records = {record.run: record for record in store.runs()}
-    planned = {record.run: record for record in planned_runs(protocol, only)}
-    for name, wanted in planned.items():
+    plans = [
+        {record.run: record for record in planned_runs(each, only)}
+        for each in (protocol, amended)
+        if each is not None
+    ]
+    planned = {name for plan in plans for name in plan}
+    for name in sorted(planned):
         path = store.folder / "state" / f"{name}.json"
         found = records.get(name)
+        if found is None and not all(name in plan for plan in plans):
+            continue
         if found is None:
             raise StateConflict(
                 "is missing: the protocol in force plans this run (bring the file back, or take "
                 "an amendment that was broken off once more with --protocol)",
                 path=path,
             )
-        for field in _BY_NAME if found.attempts else (*_BY_NAME, *_BY_PLAN):
-            seen, planned_value = getattr(found, field), getattr(wanted, field)
-            if seen != planned_value:
-                reason = f"{field} is {seen!r}, the protocol in force plans {planned_value!r}"
-                raise StateConflict(reason, path=path)
+        fields = _BY_NAME if found.attempts else (*_BY_NAME, *_BY_PLAN)
+        differences = [_difference(found, plan[name], fields) for plan in plans if name in plan]
+        if all(differences):
+            raise StateConflict(differences[0], path=path)
     for name, record in records.items():
         of_check = record.role == "colocation" or is_of_host(name)
         if name not in planned and not of_check and not record.attempts:
@@ -53,6 +68,15 @@ def check_records(store: Store, protocol: ProtocolFile, only: Sequence[str]) -> 
             raise StateConflict("the protocol in force plans no such run", path=path)
         if record.state == "complete":
             _check_folder(store, record)
+
+
+def _difference(found: RunRecord, planned: RunRecord, fields: Sequence[str]) -> str:
+    """What of a record is not the plan's; empty for nothing."""
+    for field in fields:
+        seen, wanted = getattr(found, field), getattr(planned, field)
+        if seen != wanted:
+            return f"{field} is {seen!r}, the protocol in force plans {wanted!r}"
+    return ""
 
 
 def check_contents(store: Store, record: RunRecord) -> None:

@@ -103,7 +103,8 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
     """Bring an attempt to ``complete`` or ``failed``.
 
     ``complete`` is written last: checks first, then the run directory's hashes, then the state.
-    A crash in between is finished by :func:`recover`, not repeated.
+    A crash in between is finished by :func:`recover`, not repeated. The attempt's hard stops are
+    written with its state, so that no crash parts them.
     """
     assert record.attempt is not None
     cost = attempt_cost(record.attempt)
@@ -113,6 +114,7 @@ def finish(store: Store, record: RunRecord, outcome: Outcome, protocol_sha256: s
         reason=outcome.reason,
         gpu_seconds=cost.gpu_s,
         sanity=outcome.sanity,
+        stops=outcome.stops,
     )
     record = msgspec.structs.replace(
         with_attempt(record, attempt),

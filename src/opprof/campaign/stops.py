@@ -217,7 +217,10 @@ def joined(first: Stop, further: Stop) -> Stop:
     run = f" at {further.run}" if further.run else ""
     also = f"also hard stop {further.condition} ({further.name}){run}: {further.reason}"
     numbers = dict(further.numbers) | dict(first.numbers)
-    return msgspec.structs.replace(first, reason=f"{first.reason}; {also}", numbers=numbers)
+    attempts = list(dict.fromkeys([*first.attempts, *further.attempts]))
+    return msgspec.structs.replace(
+        first, reason=f"{first.reason}; {also}", numbers=numbers, attempts=attempts
+    )
 
 
 def quarantine_share(matrix: MatrixFacts, gates: Gates, wall_ns: int) -> Stop | None:

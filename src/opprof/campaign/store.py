@@ -144,9 +144,17 @@ class Store:
         return campaign
 
     def stop(self) -> Stop | None:
-        """Return ``stop.json``, or None while nothing stops the matrix."""
+        """Return ``stop.json``, or None without one (:func:`opprof.campaign.review.standing`).
+
+        Raises:
+            SchemaError: it is damaged, or no file.
+        """
         path = self.folder / "stop.json"
-        return _read(path, Stop) if path.is_file() else None
+        if not os.path.lexists(path):
+            return None
+        if not path.is_file():
+            raise SchemaError("is no file: bring the stop back that stood here", path=path)
+        return _read(path, Stop)
 
     def write_stop(self, stop: Stop) -> None:
         """Make the matrix stand still, or record its release."""
@@ -156,8 +164,8 @@ class Store:
         """Move a released stop to ``stops/``: it stays on record and stops nothing any more."""
         path, target = self.folder / "stop.json", self.folder / "stops"
         target.mkdir(exist_ok=True)
-        number = len(list(target.iterdir())) + 1
-        path.rename(target / f"{number:03d}.json")
+        numbers = [int(kept.stem) for kept in target.glob("*.json") if kept.stem.isdecimal()]
+        path.rename(target / f"{max(numbers, default=0) + 1:03d}.json")
         sync_folder(target)
         sync_folder(self.folder)
 

@@ -171,26 +171,29 @@ def resume(
     """
     import time
 
-    from opprof.campaign.life import amend, check_review, check_sources, release_stop
+    from opprof.campaign.life import amend, check_sources
     from opprof.campaign.options import check_text, make_sources, sources_from_log
+    from opprof.campaign.review import check_review
     from opprof.campaign.store import Store
     from opprof.errors import InputError
 
     folder = folder.absolute()
+    reviewed = " ".join(reviewed.split())
     check_text("the campaign's folder", str(folder))
-    campaign = Store(folder, wall_ns=time.time_ns).campaign()
+    check_text("--reviewed", reviewed)
+    store = Store(folder, wall_ns=time.time_ns)
+    campaign = store.campaign()
     if ray_address and campaign.executor != "ray":
         raise InputError("--ray-address: this campaign was started with --executor local")
     sources = make_sources(private, manifests)
     if private is None and not manifests:
         sources = sources_from_log(folder / "commands.log")
-    check_review(folder, reviewed)
-    # Before anything is recorded or released: a refused resume leaves all as it was.
+    check_review(store, reviewed)
+    # Before anything is recorded: a refused resume leaves all as it was. The controller releases.
     check_sources(folder, sources)
     if amended is not None:
-        amend(folder, amended.absolute())
-    release_stop(folder, reviewed)
-    _launch(folder, sources, foreground, ray_address=ray_address)
+        amend(folder, amended.absolute(), sources)
+    _launch(folder, sources, foreground, ray_address=ray_address, reviewed=reviewed)
 
 
 @group.command("controller", hidden=True)
@@ -199,12 +202,14 @@ def resume(
 @_manifests
 @click.option("--ready-fd", type=int, default=None)
 @click.option("--ray-address", default="")
+@click.option("--reviewed", default="")
 def controller(
     folder: Path,
     private: Path | None,
     manifests: tuple[str, ...],
     ready_fd: int | None,
     ray_address: str,
+    reviewed: str,
 ) -> None:
     """Be the controller of CAMPAIGN (what start and resume detach)."""
     from opprof.campaign.detach import Starter
@@ -212,7 +217,7 @@ def controller(
     from opprof.campaign.options import make_sources
 
     sources = make_sources(private, manifests)
-    life = Life(folder.absolute(), sources, Starter(ready_fd), ray_address)
+    life = Life(folder.absolute(), sources, Starter(ready_fd), ray_address, reviewed)
     raise SystemExit(live(life))
 
 
@@ -335,7 +340,13 @@ def _program(python: str) -> str:
 
 
 def _launch(
-    folder: Path, sources: Any, foreground: bool, made: Any = None, ray_address: str = ""
+    folder: Path,
+    sources: Any,
+    foreground: bool,
+    made: Any = None,
+    *,
+    ray_address: str = "",
+    reviewed: str = "",
 ) -> None:
     """Start a controller; ``made``: what is taken back when it refuses."""
     import sys
@@ -350,12 +361,13 @@ def _launch(
     command = [sys.executable, "-m", "opprof", "campaign", "controller", str(folder)]
     command += sources.flags()
     command += ["--ray-address", ray_address] if ray_address else []
+    command += ["--reviewed", reviewed] if reviewed else []
     store = Store(folder, wall_ns=time.time_ns)
     store.campaign()
     CommandLog(store.commands, time.time_ns).add("controller", command, {})
     if foreground:
         starter = Starter(None)
-        code = live(Life(folder, sources, starter, ray_address))
+        code = live(Life(folder, sources, starter, ray_address, reviewed))
         if not starter.let_go:
             _withdraw(made)
         raise SystemExit(code)

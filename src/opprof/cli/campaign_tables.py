@@ -17,6 +17,7 @@ from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.plan import standings, without_colocation
 from opprof.campaign.processes import ProcessTable
 from opprof.campaign.reruns import left_of
+from opprof.campaign.review import standing
 from opprof.campaign.store import Store
 from opprof.campaign.watch import controller_state, standstill
 from opprof.cli.options import print_json
@@ -50,7 +51,7 @@ def _code(store: Store) -> int:
     state, controller = controller_state(store.folder)
     stands = state != "running" or _held(controller) != ""
     missing = stands and any(record.state != "complete" for record in records)
-    return int(store.stop() is not None or failed or missing)
+    return int(standing(store) is not None or failed or missing)
 
 
 def _watch(store: Store) -> int:
@@ -79,7 +80,7 @@ def _facts(store: Store) -> dict[str, Any]:
     return {
         "campaign": store.campaign(),
         "controller": {"state": state, "record": controller, "standstill": _held(controller)},
-        "stop": store.stop(),
+        "stop": standing(store),
         "gpu_hours": {"consumed": sums.consumed_hours, "reserved": sums.reserved_hours},
         "expected_left_s": _expected_left_s(store.runs(), _protocol(store), store.campaign()),
         "runs": [_run_facts(record, _protocol(store)) for record in store.runs()],
@@ -214,7 +215,7 @@ def _expected_left_s(records: list[RunRecord], protocol: ProtocolFile, campaign:
 
 def _last_lines(store: Store, state: str, controller: ControllerRecord | None) -> list[str]:
     """Say why nothing runs, and what makes it go on."""
-    again, stop = f"opprof campaign resume {store.folder}", store.stop()
+    again, stop = f"opprof campaign resume {store.folder}", standing(store)
     if stop is not None:
         text = f"STANDS STILL, condition {stop.condition} ({stop.name}): {stop.reason}"
         return [text, f"look at it, then: {again} --reviewed TEXT"]
