@@ -265,3 +265,27 @@ def test_a_run_is_a_name_and_no_path(store: Store, name: str) -> None:
     (store.folder / "campaign.json").write_text("{}")
     with pytest.raises(InputError, match="the campaign has no run"):
         store.run(name)
+
+
+def test_before_an_amendment_each_record_is_of_the_old_plan_or_the_new(
+    store: Store, protocol: ProtocolFile
+) -> None:
+    """One that was broken off has planned some runs anew and forgotten others already."""
+    seeds = msgspec.structs.replace(protocol.seeds, execution_order=2)
+    fewer = msgspec.structs.replace(
+        protocol, seeds=seeds, patterns=[row for row in protocol.patterns if row.id == "P01"]
+    )
+    after = {record.run: record for record in planned_runs(fewer)}
+    changed = next(run for run in store.runs() if run.run in after and run != after[run.run])
+    store.save(after[changed.run])
+    store.forget("P09-C00-moderate")
+    with pytest.raises(StateConflict):
+        check_records(store, protocol, [])
+    check_records(store, protocol, [], amended=fewer)
+    store.save(msgspec.structs.replace(after[changed.run], order=40))
+    with pytest.raises(StateConflict, match="order is 40"):
+        check_records(store, protocol, [], amended=fewer)
+    store.save(after[changed.run])
+    store.forget(changed.run)
+    with pytest.raises(StateConflict, match=f"{changed.run}.json: is missing"):
+        check_records(store, protocol, [], amended=fewer)
