@@ -13,12 +13,12 @@ bus and no processor. Each check reserves its own rounds in the one ledger.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from opprof.artifacts.campaign import RunRecord
+from opprof.artifacts.campaign import RunRecord, Stop
 from opprof.artifacts.plan import ColocationGate, Regime
 from opprof.campaign.attempt import Outcome, PlaceLost
 from opprof.campaign.colocation import ColocationRun, Round, next_regime, rounds
@@ -44,7 +44,9 @@ class Check:
     port_base: int
     """Port of the host's first slot."""
     over: Callable[[], bool]
-    """Whether no further round may begin: a stop, also of another host's check, or a signal."""
+    """Whether nothing further may begin: a stop, also of another host's check, or a signal."""
+    stop: Callable[[Sequence[Stop]], None]
+    """Takes the hard stops that the runs of a round call for, as any run's."""
 
     @property
     def protocol(self) -> Protocol:
@@ -75,6 +77,8 @@ async def colocation_gate(check: Check) -> ColocationGate | None:
             if check.over():
                 return None
             await _round(check, each)
+        if check.over():
+            return None
         measured.append(regime)
         now = check.equipment.store.wall_ns()
         gate = gate_of(
@@ -118,11 +122,14 @@ async def _round(check: Check, each: Round) -> None:
         for run in runs:
             check.launcher.release(run.run, run.slot.wave)
     bad = next(((record, outcome) for record, outcome in ended if outcome.reason), None)
-    for record, outcome in ended:
-        if bad is not None and not outcome.reason:
-            reason = f"{bad[0].run} of the same round failed: {bad[1].reason}"
-            outcome = msgspec.structs.replace(outcome, reason=reason, fault=bad[1].fault)
-        check.launcher.finish(record, outcome)
+    try:
+        for record, outcome in ended:
+            if bad is not None and not outcome.reason:
+                reason = f"{bad[0].run} of the same round failed: {bad[1].reason}"
+                outcome = msgspec.structs.replace(outcome, reason=reason, fault=bad[1].fault)
+            check.launcher.finish(record, outcome)
+    finally:
+        check.stop([stop for _, outcome in ended for stop in outcome.stops])
 
 
 def _require_same_gpus(each: Round, records: Mapping[str, RunRecord]) -> None:

@@ -197,7 +197,14 @@ class Controller:
         campaign, version = self._campaign, self._engine_version
         place = CheckedPlace(host, campaign.engine, version, self._launcher.pace)
         port = self._where.port_base + self._where.ordinal(host.host)
-        check = Check(self._equipment, self._launcher, place, port, lambda: self._over)
+        check = Check(
+            self._equipment,
+            self._launcher,
+            place,
+            port,
+            over=lambda: not self._may_launch(),
+            stop=lambda stops: self._stop_matrix(*stops),
+        )
         try:
             gate = await colocation_gate(check)
         except BudgetSpent as error:
@@ -353,7 +360,15 @@ class Controller:
         else:
             self._stop_matrix(self._stop(0, step.kind, step.reason, step.numbers))
 
+    def _may_launch(self) -> bool:
+        """Whether anything more may be launched; shares, disk and budget are judged for it."""
+        if not self._over:
+            self._stop_matrix(*self._judge_matrix(finished=False))
+        return not self._over
+
     async def _wave(self, wave: Wave) -> None:
+        if not self._may_launch():
+            return
         simulated, now = self._ledger.simulated, self._store.wall_ns()
         self._ledger.append(
             reserve(wave.reservations, wave=wave.number, wall_ns=now, simulated=simulated)
