@@ -10,12 +10,13 @@ import pytest
 from campaign_builders import phase3
 from ray_builders import make_spec
 
+from opprof.campaign.attempt import Facts
 from opprof.campaign.frozen import frozen_of
 from opprof.campaign.options import Limits, limits_of
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import InputError
 from opprof.host.fake import FakeHost
-from opprof.host.fake_file import load_machine
+from opprof.host.fake_file import Event, FakeProcess, load_machine
 
 USED = 1000
 
@@ -65,3 +66,57 @@ def test_a_campaign_refuses_a_protocol_without_it(table: str | None, key: str, n
         cut = msgspec.structs.replace(file, **{table: inside})
     with pytest.raises(InputError, match=f"phase3 leaves out {named}, which a campaign takes"):
         frozen_of(cut)
+
+
+STRANGER = FakeProcess(pid=77, owner="other_user", name="x")
+
+
+@pytest.mark.parametrize(
+    ("width", "gpu", "gpus", "outcome"),
+    [
+        (1, 0, [], "fail"),
+        (1, 5, [], "pass"),
+        (8, 5, [], "fail"),
+        (4, 5, [], "pass"),
+        (4, 3, [], "fail"),
+        (2, 5, [0, 5], "fail"),
+        (2, 1, [0, 5], "pass"),
+    ],
+)
+def test_a_stranger_is_judged_on_the_gpus_of_the_placement_regime_and_recorded_on_all(
+    tmp_path: Path, width: int, gpu: int, gpus: list[int], outcome: str
+) -> None:
+    """Hard stop 2: another user's process on a selected GPU; A-P3-1 selects several together."""
+    machine = msgspec.structs.replace(
+        load_machine("dash0"), events=[Event(gpus=[gpu], processes=[STRANGER])]
+    )
+    spec = make_spec(tmp_path, "dash0")
+    campaign = msgspec.structs.replace(
+        spec.campaign, options=spec.campaign.options | {"gpus": gpus}
+    )
+    slot = msgspec.structs.replace(spec.slot, width=width)
+    around = Surroundings(
+        FakeHost(machine),
+        msgspec.structs.replace(spec, slot=slot, campaign=campaign),
+        msgspec.structs.replace(Limits(), sample_s=0.01),
+        idle_bytes=USED,
+    )
+    look = asyncio.run(around.look("before"))
+    seen = [*look.processes, *look.elsewhere]
+    assert [(each.gpu, each.pid, each.owner) for each in seen] == [(gpu, 77, "other_user")]
+    gates = {gate.name: gate for gate in around.gates(Facts())}
+    assert gates["gpu_contamination"].outcome == outcome
+    watching = asyncio.wait_for(around.watch(), 0.3)
+    if outcome == "fail":
+        assert asyncio.run(watching) == f"x 77 (other_user) on GPU {gpu}"
+    else:
+        with pytest.raises(TimeoutError):
+            asyncio.run(watching)
+
+
+def test_a_further_gpu_that_cannot_be_asked_is_no_fault_of_the_run(tmp_path: Path) -> None:
+    gone = Event(gpus=[5], kinds=["processes"], fail="GPU 5 is lost")
+    host = FakeHost(msgspec.structs.replace(load_machine("dash0"), events=[gone]))
+    around = Surroundings(host, make_spec(tmp_path, "dash0"), Limits(), idle_bytes=USED)
+    look = asyncio.run(around.look("before"))
+    assert look.elsewhere == [] and "GPU 5 is lost" in look.not_available["elsewhere"]

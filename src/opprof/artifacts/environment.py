@@ -8,7 +8,7 @@ name; nothing is ever guessed. Names of users are personal data and appear nowhe
 only whether it is the campaign's, the same user's, or another user's.
 
 Format history
-    schema 1    first.
+    schema 1    first. Added since: a snapshot's ``elsewhere``.
 """
 
 from __future__ import annotations
@@ -151,6 +151,8 @@ class Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
     processes: list[GpuProcess]
     """On the selected GPUs, by GPU and pid."""
     not_available: dict[str, str] = {}
+    elsewhere: list[GpuProcess] = []
+    """Processes of others on the host's further GPUs, by GPU and pid."""
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):

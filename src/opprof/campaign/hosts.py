@@ -158,3 +158,17 @@ def placed(protocol: ProtocolFile, options: Options) -> ProtocolFile:
 def known_gpus(host: Host, slot: Slot) -> list[int]:
     """Return the slot's GPUs that the host can be asked about."""
     return [] if host.kind == "cpu" else list(slot.gpus)
+
+
+def beside(host: Host, slot: Slot, options: Options) -> tuple[list[int], list[int]]:
+    """Return the host's GPUs that are not the slot's, and those of them in its placement regime.
+
+    A regime is the GPU slots that were authorised together (A-P3-1): what runs on one of them is
+    beside every cell of it, also where the slot stands empty. A cell by itself has no others.
+    """
+    if not known_gpus(host, slot):
+        return [], []
+    topology = host.topology()
+    others = [gpu.index for gpu in topology.gpus if gpu.index not in slot.gpus]
+    together = [gpu.index for gpu in place_of(topology, options.gpus).gpus][: slot.width]
+    return others, [index for index in others if index in together] if slot.width > 1 else []

@@ -31,9 +31,9 @@ from opprof.artifacts.environment import (
     Versions,
 )
 from opprof.campaign.attempt import AttemptSpec, Facts
-from opprof.campaign.hosts import known_gpus
-from opprof.campaign.options import Limits
-from opprof.errors import InputError
+from opprof.campaign.hosts import beside, known_gpus
+from opprof.campaign.options import Limits, options_of
+from opprof.errors import EnvironmentFailure, InputError
 from opprof.files import read_bytes, sha256_bytes, write_atomic
 from opprof.host.nvml_fields import SLOWING
 from opprof.host.ports import Host
@@ -54,6 +54,8 @@ class Surroundings:
         self._host, self._spec, self._limits = host, spec, limits
         self._idle_bytes = idle_bytes
         self._gpus = known_gpus(host, spec.slot)
+        self._regime: list[int] = []
+        """Other GPUs of the placement regime, from the first look on."""
         self.looks: dict[Moment, Snapshot] = {}
         self.samples: list[Snapshot] = []
         self.memory_left: list[int] | None = None
@@ -64,7 +66,7 @@ class Surroundings:
         """Take and keep a snapshot; it does not hold up the event loop."""
         self._asked.add(moment)
         label = f"{self._spec.run}/{self._spec.number}/{moment}"
-        snapshot = await asyncio.to_thread(self._host.snapshot, self._gpus, label)
+        snapshot = await asyncio.to_thread(self._snapshot, label)
         if moment == "sample":
             self.samples.append(snapshot)
         else:
@@ -77,9 +79,34 @@ class Surroundings:
             await asyncio.sleep(self._limits.sample_s)
             label = f"{self._spec.run}/{self._spec.number}/sample"
             found = await asyncio.to_thread(self._host.gpu_processes, self._gpus, label)
-            if strange := foreign(found):
+            strange = foreign(found)
+            if self._regime and not strange:
+                found = await asyncio.to_thread(self._host.gpu_processes, self._regime, label)
+                strange = self._in_regime(found)
+            if strange:
                 await self.look("sample")
                 return _names(strange)
+
+    def _snapshot(self, label: str) -> Snapshot:
+        """The run's GPUs, and whose processes are on the host's others."""
+        snapshot = self._host.snapshot(self._gpus, label)
+        options = options_of(self._spec.campaign)
+        others, self._regime = beside(self._host, self._spec.slot, options)
+        if not others:
+            return snapshot
+        try:
+            found = self._host.gpu_processes(others, label)
+        except EnvironmentFailure as error:
+            # What cannot be asked about another GPU is no fault of this run's.
+            missing = snapshot.not_available | {"elsewhere": str(error)}
+            return msgspec.structs.replace(snapshot, not_available=missing)
+        elsewhere = [process for process in found if process.owner != "campaign"]
+        return msgspec.structs.replace(snapshot, elsewhere=elsewhere)
+
+    def _in_regime(self, processes: Iterable[GpuProcess]) -> list[GpuProcess]:
+        """Return who is known to be somebody else's on the other GPUs of the placement regime."""
+        known = ("same_user", "other_user")
+        return [each for each in processes if each.gpu in self._regime and each.owner in known]
 
     async def memory_back(self) -> None:
         """Wait until the GPUs hold no more memory than before the server, within the limit."""
@@ -138,6 +165,7 @@ class Surroundings:
             return _gate("gpu_contamination", "not_evaluable", _NO_GPU)
         looks = [*self.looks.values(), *self.samples]
         strange = {p.pid: p for look in looks for p in foreign(look.processes)}
+        strange |= {p.pid: p for look in looks for p in self._in_regime(look.elsewhere)}
         numbers: dict[str, Value] = {"looks": len(looks), "foreign_processes": len(strange)}
         if strange:
             return _gate("gpu_contamination", "fail", _names(strange.values()), numbers)
