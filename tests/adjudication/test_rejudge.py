@@ -481,6 +481,19 @@ def test_the_command_writes_both_verdicts(
     assert run(tmp_path / "out") == 0
     assert "client warmup (run): fail -> pass" in capsys.readouterr().out
     assert (tmp_path / "out" / "adjudication.json").is_file()
-    assert run(tmp_path / "same", first) == 1
+    draft, other, silent = (tmp_path / f"{name}.toml" for name in ("draft", "other", "silent"))
+    draft.write_bytes(packaged_path().read_bytes())
+    other.write_bytes(amended(stabilized, "more", ("patterns.P10.drain_budget_s", "600")).data)
+    request = Request("A-X-1", "silent", "no", DATE, [("patterns.P10.drain_budget_s", "600")])
+    silent.write_bytes(amend_protocol(old, request, here=HERE))
+    for new, reason in (
+        (first, f"does not amend {old.sha256[:12]}, the protocol of --old"),
+        (draft, "is a draft"),
+        (silent, "has no amendment with --rejudge"),
+    ):
+        assert run(tmp_path / "refused", new) == 2
+        assert f"{new}: {reason}" in capsys.readouterr().err
+    assert not (tmp_path / "refused").exists()
+    assert run(tmp_path / "two", other) == 0
     assert run(root / "analysis") == 2
     assert "choose another --out" in capsys.readouterr().err

@@ -282,6 +282,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "Traceback" not in told
     assert run(*words, "--set", "gates") == 2
+    for flag, text in (("--id", "X\nY"), ("--title", "t\udcff"), ("--reason", "r\x1b[31m")):
+        capsys.readouterr()
+        assert run(*words, "--set", "patterns.P10.drain_budget_s=700", flag, text) == 2
+        told = capsys.readouterr().err
+        assert f"{flag} " in told and "which no record can hold" in told and told.count("\n") == 1
+    assert run(*words, "--set", "configs.C10.purpose=p\udcff") == 2
+    assert "no UTF-8" in capsys.readouterr().err
+    assert not second.exists()
     assert run(*words, "--set", "patterns.P10.drain_budget_s=700", "--rejudge") == 0
     assert run("check", str(second)) == 0
     capsys.readouterr()

@@ -84,7 +84,7 @@ def test_freezing_changes_nothing_but_status_approvals_and_its_table(
         text = text.replace(row, f'approved = "2026-01-02"\n{row}')
     text = text if newline else text.removesuffix("\n")
     draft = protocol(text.replace("\n", "\r\n") if returns else text)
-    chosen = dict.fromkeys(numbers - closed, "2026-03-04")
+    chosen = dict.fromkeys(numbers - closed, "2026-08-04")
     approvals = Approvals(chosen, DATE, by or "somebody")
     data = freeze_protocol(draft, approvals, date=DATE, here=HERE)
     after = parse_protocol(data, source="frozen.toml")
@@ -153,6 +153,13 @@ def test_a_frozen_file_is_not_frozen_again(made: Protocol) -> None:
         (TEXT, Approvals({1: DATE}), InputError, r"decision 1 is not open \(open: none\)"),
         (OPEN, Approvals(rest=DATE), InputError, "needs --by NAME"),
         (OPEN, Approvals({1: "2026-02-30"}), InputError, "no date"),
+        (
+            OPEN,
+            Approvals({1: "2030-01-01"}),
+            InputError,
+            "1: .* later than the freezing, 2026-11-30",
+        ),
+        (OPEN, Approvals({2: "1999-01-01"}), InputError, "2: .* before the protocol's own date"),
         (OPEN, Approvals(rest="20261130", by="x"), InputError, "no date"),
         (TEXT.replace("cells = 24", "cells = 25"), Approvals(), InputError, "unsound: expected"),
     ],
@@ -226,6 +233,11 @@ def test_the_command_freezes_checks_and_shows(
     assert "decisions without approval: 1, 2, 3, 4, 5, 6" in capsys.readouterr().err
     assert run(*words, "--approve-all") == 2
     capsys.readouterr()
+    capsys.readouterr()
+    for by in ("R.\nViewer", "R.\udcff"):
+        assert run(*words, "--approve-all", "--by", by) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not out.exists()
     approve = ("--approve", "1=2026-11-01", "--approve", "2", "--approve-all", "--by", "R. Viewer")
     assert run(*words, *approve) == 0
     assert sha256_bytes(out.read_bytes()) in capsys.readouterr().out

@@ -35,7 +35,6 @@ from opprof.campaign.options import (
     Options,
     Sources,
     check_environment,
-    check_text,
     check_time_scale,
     check_variables,
 )
@@ -48,6 +47,7 @@ from opprof.errors import InputError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.freeze import require_frozen
+from opprof.words import check_text
 
 _PROTOCOL_LIMIT_BYTES = 4 << 20
 _ID_BYTES = 6

@@ -23,6 +23,7 @@ from opprof.campaign.commands import last_command
 from opprof.code_hash import PACKAGE
 from opprof.errors import InputError, SchemaError
 from opprof.protocol.check_commands import RUN_VARIABLES, usable_environment
+from opprof.words import check_text
 
 Positive = Annotated[float, Meta(gt=0)]
 
@@ -179,20 +180,6 @@ def limits_of(texts: Sequence[str]) -> Limits:
         if not math.isfinite(seconds):
             raise InputError(f"--limit {name}={seconds:g} is no time that a wait can have")
     return limits
-
-
-def check_text(what: str, *texts: str) -> None:
-    """Refuse what cannot stand in a record: commands are kept one a line, everything as UTF-8.
-
-    Raises:
-        InputError: a text holds a line break or another character that shows nothing, or is no
-            UTF-8.
-    """
-    for text in texts:
-        bad = next((char for char in text if not char.isprintable()), None)
-        if bad is not None:
-            kind = "is no UTF-8 text" if "\ud800" <= bad <= "\udfff" else f"holds {bad!r}"
-            raise InputError(f"{what} {text!r} {kind}, which no record can hold")
 
 
 def check_environment(values: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from types import FrameType
 import click
 
 from opprof._version import __version__
-from opprof.errors import OpprofError, refused
+from opprof.errors import InputError, OpprofError, refused
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("opprof.cli.run:run", "Run one load point against a server."),
@@ -115,6 +115,13 @@ def _main(arguments: list[str] | None) -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("opprof: interrupted; what was complete is kept", err=True)
         _leave(130)
+    except UnicodeEncodeError as error:
+        # Bytes that are no UTF-8 come from arguments only; checks name most of them before.
+        given = sys.argv[1:] if arguments is None else arguments
+        bad = next((text for text in given if not _is_utf8(text)), None)
+        if bad is None:
+            raise
+        _fail(InputError(f"{bad!r} is no UTF-8 text: {error.reason}"))
     except Exception as error:
         if (sys.argv[1:] if arguments is None else arguments)[:1] not in _VERDICTS:
             raise
@@ -127,6 +134,10 @@ def _main(arguments: list[str] | None) -> None:
 def _fail(error: OpprofError) -> None:
     click.echo(f"opprof: error [{error.code}] {one_line(str(error))}", err=True)
     _leave(error.exit_code)
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def one_line(text: str) -> str:

@@ -172,10 +172,11 @@ def resume(
     import time
 
     from opprof.campaign.life import amend, check_sources
-    from opprof.campaign.options import check_text, make_sources, sources_from_log
+    from opprof.campaign.options import make_sources, sources_from_log
     from opprof.campaign.review import check_review
     from opprof.campaign.store import Store
     from opprof.errors import InputError
+    from opprof.words import check_text
 
     folder = folder.absolute()
     reviewed = " ".join(reviewed.split())

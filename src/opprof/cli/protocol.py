@@ -21,6 +21,7 @@ from opprof.errors import InputError
 from opprof.protocol.check import check_protocol
 from opprof.protocol.design import design, execution_order
 from opprof.protocol.load import PACKAGED
+from opprof.words import check_text
 
 _DIGITS_MAX = 9
 
@@ -111,6 +112,7 @@ def freeze(
     from opprof.protocol.freeze import Approvals, freeze_protocol
     from opprof.protocol.load import parse_protocol
 
+    check_text("--by", by)
     day = day_of(date)
     approvals = Approvals(_numbers(approved, day), day if approve_all else None, by)
     data = freeze_protocol(load(source), approvals, date=day)

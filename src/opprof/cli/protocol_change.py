@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opprof.cli.options import json_option, print_json
-from opprof.errors import InputError
+from opprof.errors import InputError, StateConflict
 from opprof.files import new_file_writer
 from opprof.protocol.load import Protocol, load_protocol, parse_protocol
+from opprof.words import check_text
 
 if TYPE_CHECKING:
     from opprof.artifacts.run import LoadPoint, Role
@@ -233,6 +234,8 @@ def amend_command(
     """
     from opprof.protocol.amend import Request, amend_protocol
 
+    for flag, text in (("--id", identity), ("--title", title), ("--reason", reason)):
+        check_text(flag, text)
     day = day_of(date)
     pairs = [_setting(text) for text in settings]
     frozen = load(source)
@@ -269,8 +272,8 @@ def _setting(text: str) -> tuple[str, str]:
 def rejudge_command(run: Path, old: str, new: str, out: Path, as_json: bool) -> None:
     """Judge a completed RUN again from its kept raw data; both verdicts are written.
 
-    Nothing is rerun and nothing in RUN is changed. Exit codes: 0 accepted by the new protocol,
-    1 not accepted, 2 unusable input.
+    The --new protocol amends the --old one with --rejudge. Nothing is rerun and nothing in RUN is
+    changed. Exit codes: 0 accepted by the new protocol, 1 not accepted, 2 unusable input.
     """
     from opprof.adjudication import rejudge, write_adjudication
     from opprof.analysis.bound import kept_as
@@ -281,7 +284,9 @@ def rejudge_command(run: Path, old: str, new: str, out: Path, as_json: bool) -> 
         raise InputError(
             "lies inside the run, which stays as it is; choose another --out", path=out
         )
-    found = rejudge(run, load(old), load(new))
+    measured, judging = load(old), load(new)
+    _check_judging(measured, judging)
+    found = rejudge(run, measured, judging)
     write_adjudication(found, out)
     if as_json:
         print_json(found)
@@ -295,3 +300,25 @@ def rejudge_command(run: Path, old: str, new: str, out: Path, as_json: bool) -> 
         for gate in found.changed:
             click.echo(f"  {gate.source} {gate.name} ({gate.scope}): {gate.before} -> {gate.after}")
     raise SystemExit(0 if found.after.accepted else 1)
+
+
+def _check_judging(old: Protocol, new: Protocol) -> None:
+    """See to it that the one protocol asks for runs of the other to be judged again.
+
+    Raises:
+        StateConflict: it is a draft, unsound, follows not from that one, or does not ask for it.
+    """
+    from opprof.protocol.amend import added_amendments, chain_problems
+
+    if new.file.freeze is None or new.file.status != "frozen":
+        reason = "is a draft: a run is judged again by an amendment of its protocol only"
+    elif problems := chain_problems(new):
+        reason = "; ".join(problems)
+    else:
+        added, problems = added_amendments(old, new)
+        if not problems and any(row.rejudge for row in added):
+            return
+        reason = "has no amendment with --rejudge"
+        if problems:
+            reason = f"does not amend {old.sha256[:12]}, the protocol of --old"
+    raise StateConflict(reason, path=new.source)

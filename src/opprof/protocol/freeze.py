@@ -117,14 +117,14 @@ def freeze_protocol(
 def _approved(draft: Protocol, approvals: Approvals, date: str) -> dict[int, str]:
     """Return number to date of every decision that is approved now."""
     open_now = [row.number for row in draft.file.open_decisions if row.approved is None]
+    check_date(date)
     for number, day in approvals.numbers.items():
-        check_date(day)
+        _check_approval(number, check_date(day), draft.file.date, date)
         if number not in open_now:
             listed = ", ".join(map(str, open_now)) or "none"
             raise InputError(f"decision {number} is not open (open: {listed})", path=draft.source)
     if approvals.rest is not None and not approvals.by:
         raise InputError("--approve-all needs --by NAME: who approves")
-    check_date(date)
     result = dict(approvals.numbers)
     left = [number for number in open_now if number not in result]
     if left and approvals.rest is None:
@@ -134,6 +134,21 @@ def _approved(draft: Protocol, approvals: Approvals, date: str) -> dict[int, str
             path=draft.source,
         )
     return result | {number: check_date(approvals.rest or date) for number in left}
+
+
+def _check_approval(number: int, day: str, drafted: str, frozen: str) -> None:
+    """An approval is given after the draft was written and before, or in, its freezing.
+
+    Raises:
+        InputError: it is not.
+    """
+    if day > frozen:
+        reason = f"is later than the freezing, {frozen}"
+    elif day < min(drafted, frozen):
+        reason = f"lies before the protocol's own date, {drafted}"
+    else:
+        return
+    raise InputError(f"decision {number}: the approval of {day} {reason}")
 
 
 def _approval(approved: Mapping[int, str], number: int, by: str) -> list[tuple[str, str]]:
