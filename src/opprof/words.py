@@ -7,7 +7,7 @@ from opprof.errors import InputError
 
 def plural(count: int, one: str, many: str = "") -> str:
     """Return ``3 runs``, ``1 run`` or, with ``many`` given, ``2 classes``."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def check_text(what: str, *texts: str) -> None:

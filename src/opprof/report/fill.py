@@ -14,9 +14,9 @@ import statistics
 from msgspec import Struct
 
 from opprof.artifacts.composition import Composition
-from opprof.report.formats import plural
 from opprof.report.inputs import RunView
 from opprof.report.palette import mode_order
+from opprof.words import plural
 
 
 class Fill(Struct, frozen=True):

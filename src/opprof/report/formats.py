@@ -73,11 +73,6 @@ def span(low: float, high: float) -> str:
     return f"{first}{NBSP}%" if first == last else f"{first} to {last}{NBSP}%"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """Return ``3 windows`` or ``1 window``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def listing(items: list[str]) -> str:
     """Return ``a, b and c``."""
     if len(items) < 2:

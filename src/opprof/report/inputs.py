@@ -15,7 +15,8 @@ from opprof.artifacts.sanity import Sanity
 from opprof.artifacts.waste import Waste
 from opprof.report.blocks import Flag
 from opprof.report.downsample import StepSeries
-from opprof.report.formats import plot_text, plural
+from opprof.report.formats import plot_text
+from opprof.words import plural
 
 MEASURED, SIMULATED = "measured runs", "simulated runs"
 """Titles of a page's two parts."""

@@ -15,7 +15,6 @@ from opprof.report.decision.verdict import verdict_part
 from opprof.report.figures import load as load_figures
 from opprof.report.figures import shares as share_figures
 from opprof.report.figures import steps as step_figures
-from opprof.report.formats import plural
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.sanity import report_sanity
 from opprof.report.tables import load, represent, runs, shares, waste
@@ -23,6 +22,7 @@ from opprof.report.tables import ranking as ranking_tables
 from opprof.report.tables.cells import run_cell
 from opprof.report.text import ranking, verdict
 from opprof.report.text.glossary import GLOSSARY
+from opprof.words import plural
 
 
 class Page(Struct, frozen=True):

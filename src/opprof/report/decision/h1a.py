@@ -13,10 +13,11 @@ from opprof.report.decision.cells import (
     met_cell,
     pair_text,
 )
-from opprof.report.formats import milliseconds, number, percent, plural, points
+from opprof.report.formats import milliseconds, number, percent, points
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import family
 from opprof.report.tables.cells import names, numbers, run_cell, text, value_cell
+from opprof.words import plural
 
 _DETAILS_MAX = 40
 """Comparisons with windows and steps of their own; all others stand in the tables."""

@@ -7,6 +7,7 @@ from opprof.report.blocks import Block, Cell, Section, Table, Text
 from opprof.report.decision.cells import estimate_cell, met_cell, p_cell
 from opprof.report.formats import NULL, number
 from opprof.report.tables.cells import names, numbers, text, value_cell
+from opprof.words import plural
 
 
 def h1b_part(decision: Decision) -> Section:
@@ -15,11 +16,13 @@ def h1b_part(decision: Decision) -> Section:
     blocks: list[Block] = [_metrics(decision), _association(decision), _raggedness(decision)]
     if evidence.notes:
         blocks.insert(1, Text(tuple(evidence.notes), bullets=True, heading="Read with them"))
+    contrasts, passing = len(evidence.contrasts), len(evidence.passing)
     lead = (
-        f"{len(evidence.contrasts)} frozen contrasts, irregular less rectangular control, "
-        f"{len(evidence.passing)} qualify. {evidence.resamples:,} moving-block resamples, seed "
-        f"{evidence.seed}; Holm within each waste family at {evidence.alpha:g}. I_mix, efficiency "
-        "loss and step-time residual are signed; R64 comes from the manifest and has no interval."
+        f"{plural(contrasts, 'frozen contrast')}, irregular less rectangular control, "
+        f"{plural(passing, 'qualifies', 'qualify')}. {evidence.resamples:,} moving-block resamples,"
+        f" seed {evidence.seed}; Holm within each waste family at {evidence.alpha:g}. I_mix,"
+        " efficiency loss and step-time residual are signed; R64 comes from the manifest and has no"
+        " interval."
     )
     title = f"H1b, rectangular-benchmark miss: {decision.h1b.outcome}"
     return Section("h1b", title, lead, tuple(blocks))

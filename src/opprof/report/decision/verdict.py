@@ -5,8 +5,9 @@ from __future__ import annotations
 from opprof.artifacts.decision import Contrast, DecidedComparison, Decision
 from opprof.report.blocks import Block, Cell, Section, Table, Text
 from opprof.report.decision.cells import met_cell, verdict_cell
-from opprof.report.formats import NULL, number, plural, points
+from opprof.report.formats import NULL, number, points
 from opprof.report.tables.cells import names, text
+from opprof.words import plural
 
 
 def verdict_part(decision: Decision, trouble: tuple[str, ...]) -> Section:

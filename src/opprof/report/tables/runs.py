@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from opprof.artifacts.common import Provenance, SanityBlock
 from opprof.report.blocks import Cell, Flag, Table
-from opprof.report.formats import number, plural
+from opprof.report.formats import number
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, text, value_cell
+from opprof.words import plural
 
 
 def overview(ident: str, report: ReportInput) -> Table:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from opprof.artifacts.kernels import DeviceTime, FamilyTime, WindowFamilies
 from opprof.report.blocks import Cell, Table
 from opprof.report.fill import fills
-from opprof.report.formats import NULL, milliseconds, percent, plural
+from opprof.report.formats import NULL, milliseconds, percent
 from opprof.report.inputs import ReportInput, RunView, flags_of
 from opprof.report.palette import family, family_order, mode_order
 from opprof.report.tables.cells import RUN, names, numbers, run_cell, share_cell, text, value_cell
+from opprof.words import plural
 
 
 def _families(report: ReportInput) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opprof.artifacts.comparison import Comparison, Inversion, PatternPair, TauPair
-from opprof.report.formats import NBSP, listing, number, plural
+from opprof.report.formats import NBSP, listing, number
 from opprof.report.inputs import ReportInput
 from opprof.report.palette import family
+from opprof.words import plural
 
 _SENTENCES_MAX = 4
 """Sentences a group; the matrix has everything."""

@@ -8,9 +8,10 @@ from opprof.artifacts.common import Gate
 from opprof.artifacts.kernels import WindowFamilies
 from opprof.report.cells import red_flags as cell_red_flags
 from opprof.report.fill import Fill, fills
-from opprof.report.formats import listing, percent, plural, points, span
+from opprof.report.formats import listing, percent, points, span
 from opprof.report.inputs import ReportInput, RunView
 from opprof.report.palette import family
+from opprof.words import plural
 
 
 def headline(report: ReportInput) -> str:
