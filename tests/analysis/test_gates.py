@@ -400,6 +400,10 @@ def test_windows_and_ranks(protocol: ProtocolFile) -> None:
     for intervals, role, outcome in cases:
         gate = gates_profile.profile_windows(timeline(intervals, role=role), plan)
         assert gate.outcome == outcome
+    # A-P3-1: exactly one window per moderate target of the co-location check.
+    for intervals, outcome in ((two[:1], "fail"), ([], "pass")):
+        found = timeline(intervals, role="colocation", load_point="saturation")
+        assert gates_profile.profile_windows(found, plan).outcome == outcome
     ranks = gates_profile.rank_completeness({0: [0, 1], 1: [1], 2: [0, 1, 2], 3: [0, 0, 1]}, 2)
     assert outcomes(ranks) == ["pass", "fail", "fail", "fail"]
     assert ranks[1].reason == "no trace of rank 0"

@@ -28,7 +28,8 @@ def disturb(rig: Rig, *, target: str) -> None:
         done = await execute(spec, *rest)
         if spec.run != target or spec.number > 1:
             return done
-        stop = Stop(1, 2, "foreign process", CONTAMINATED.reason, spec.run, 1)
+        short = spec.run.split("-", 2)[2].partition("@")[0]
+        stop = Stop(1, 2, "foreign process", CONTAMINATED.reason, short, 1)
         return msgspec.structs.replace(
             done,
             checks={**done.checks, CONTAMINATED.name: CONTAMINATED},

@@ -15,12 +15,14 @@ from opprof.telemetry.timeline import intervals_of
 def expected_windows(timeline: Timeline, plan: TimelinePlan) -> int:
     """Profiler windows of a run by its role.
 
-    Source: protocol: two per load point; none in a confirmation or a burn-in; A-P3-1: one in a
-    co-location check.
+    Source: protocol: two per load point; none in a confirmation or a burn-in; A-P3-1: "exactly one
+    2+8 window per moderate target" in a co-location check.
     """
     if timeline.role in ("confirmation", "burnin"):
         return 0
-    return 1 if timeline.role == "colocation" else plan.profile_windows
+    if timeline.role == "colocation":
+        return int(timeline.load_point == "moderate")
+    return plan.profile_windows
 
 
 def profile_windows(timeline: Timeline, plan: TimelinePlan | None) -> Gate:

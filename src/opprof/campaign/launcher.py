@@ -115,7 +115,10 @@ class Launcher:
             record.run, record.attempt, outcome, binding.protocol.file, wall_ns=store.wall_ns()
         )
         name = attempt_name(record.run, record.attempt.number)
-        stops = [msgspec.structs.replace(stop, attempts=[name]) for stop in outcome.stops]
+        # The artefacts know a run of the co-location check by its name within the round only.
+        stops = [
+            msgspec.structs.replace(stop, run=record.run, attempts=[name]) for stop in outcome.stops
+        ]
         return record, msgspec.structs.replace(outcome, stops=stops)
 
     def finish(self, record: RunRecord, outcome: Outcome) -> RunRecord:
