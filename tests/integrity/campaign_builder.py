@@ -17,6 +17,7 @@ from opprof.artifacts.campaign import Attempt, Campaign, CheckName, RunRecord, T
 from opprof.artifacts.common import Gate, SanityBlock
 from opprof.artifacts.plan import ColocationGate
 from opprof.artifacts.run import Result
+from opprof.campaign.ledger import opening
 from opprof.code_hash import client_sha256, code_sha256
 from opprof.files import sha256_file
 from opprof.integrity import closing, provenance
@@ -49,6 +50,8 @@ def build(folder: Path) -> Path:
     (folder / "protocols").mkdir()
     shutil.copy(protocol, folder / "protocols" / f"00-{digest[:12]}.toml")
     write(folder / "campaign.json", campaign_of(digest))
+    prior = opening(draft.file.budget, wall_ns=1, simulated=True)
+    (folder / "ledger.jsonl").write_bytes(msgspec.json.encode(prior) + b"\n")
     run = folder / "runs" / RUN
     _make_run(run, protocol)
     provenance.record_run(folder, RUN, attempt=1, protocol_sha256=digest, wall_ns=2)

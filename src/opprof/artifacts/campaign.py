@@ -3,7 +3,7 @@
 Format history
     schema 1    first. Added since: an attempt's ``sanity`` and ``stops``, the controller's
                 ``hosts`` and ``stop``, a stop's ``attempts``, a transition's ``mono_ns``,
-                ``boot_id`` and ``wall_step_s``.
+                ``boot_id`` and ``wall_step_s``, a charge's ``protocol_sha256``.
 
 ``<campaign>/campaign.json`` is immutable; ``state/<run>.json`` holds one :class:`RunRecord` a
 planned run and is replaced whole (write, fsync, rename); ``ledger.jsonl`` grows by one
@@ -214,6 +214,9 @@ class Charge(Struct, frozen=True, forbid_unknown_fields=True):
     """Wave of a reservation and of its release; 0 elsewhere."""
     simulated: bool = False
     """GPU time that no GPU spent; a ledger is wholly simulated or not at all."""
+    protocol_sha256: Sha256 | None = None
+    """Of a further ``prior``: the amended protocol that declares another prior use; the line holds
+    the difference, which may be negative."""
 
 
 class HostUse(Struct, frozen=True, forbid_unknown_fields=True):

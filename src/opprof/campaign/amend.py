@@ -19,6 +19,9 @@ from opprof.artifacts.campaign import Adjudication, Attempt, RunRecord
 from opprof.campaign import state
 from opprof.campaign.checks import declared_by
 from opprof.campaign.frozen import frozen_of
+from opprof.campaign.ledger import amended_prior
+from opprof.campaign.ledger_file import NAME as LEDGER_NAME
+from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.soundness import check_contents
 from opprof.campaign.store import Store, with_attempt
@@ -39,9 +42,9 @@ def take_amendment(
 ) -> None:
     """Put an amended protocol in force; the caller owns the campaign.
 
-    The copy and its provenance come first and ``protocol.toml`` last, so that a crash in between
-    leaves the old protocol in force; taking the same amendment again finishes it. The file that is
-    in force changes nothing, and that is said.
+    The copy, its provenance and its prior use come first and ``protocol.toml`` last, so that a
+    crash in between leaves the old protocol in force; taking the same amendment again finishes it.
+    The file that is in force changes nothing, and that is said.
 
     Raises:
         StateConflict: it does not follow from the protocol in force, touches runs that have begun,
@@ -52,6 +55,7 @@ def take_amendment(
     require_frozen(new)
     frozen_of(new.file)
     if old.sha256 == new.sha256:
+        _amend_prior(store, new, say)
         say(f"protocol {new.sha256[:12]} is in force already: nothing changes")
         return
     started = [record for record in store.runs() if record.attempts]
@@ -70,8 +74,18 @@ def take_amendment(
         write_atomic(kept, new.data)
     record_protocol(store.folder, path)
     _plan_again(store, new, only)
+    _amend_prior(store, new, say)
     write_atomic(store.protocol, new.data)
     say(f"protocol {new.sha256[:12]} is in force: {', '.join(row.id for row in added)}")
+
+
+def _amend_prior(store: Store, new: Protocol, say: Callable[[str], None]) -> None:
+    """Charge what the protocol declares as used before and the ledger does not count yet."""
+    ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
+    lines = amended_prior(ledger.charges, new.file.budget, new.sha256, wall_ns=store.wall_ns())
+    ledger.append(lines)
+    for line in lines:
+        say(f"ledger: {line.gpu_seconds / 3600:+.6g} GPU hours, {line.note}")
 
 
 def _load(path: Path) -> Protocol:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from opprof.artifacts.campaign import Attempt, Charge, Phase, RunRecord
 from opprof.campaign.plan import ACTIVE
 from opprof.campaign.stamps import Stamp, elapsed_ns, stamp_of
@@ -89,6 +91,29 @@ def opening(budget: Budget, *, wall_ns: int, simulated: bool) -> Charge:
         note="declared prior use (budget.gpu_hours_used)",
         simulated=simulated,
     )
+
+
+def amended_prior(
+    charges: Iterable[Charge], budget: Budget, protocol_sha256: str, *, wall_ns: int
+) -> list[Charge]:
+    """Return the line that brings the prior use to what an amended protocol declares, if one does.
+
+    The opening stays as it is; the line holds the difference.
+    """
+    lines = list(charges)
+    now_ns = balance(lines).by_kind["prior"]
+    added_ns = hours_ns(budget.gpu_hours_used) - now_ns
+    if abs(added_ns) <= _TOLERANCE_NS:
+        return []
+    change = f"{now_ns / _NS / _SECONDS_PER_HOUR:g} to {budget.gpu_hours_used:g}"
+    return [
+        msgspec.structs.replace(
+            opening(budget, wall_ns=wall_ns, simulated=lines[0].simulated),
+            gpu_seconds=added_ns / _NS,
+            note=f"amended prior use (budget.gpu_hours_used from {change})",
+            protocol_sha256=protocol_sha256,
+        )
+    ]
 
 
 def fits(now: Balance, reservation_gpu_s: float, budget: Budget) -> bool:

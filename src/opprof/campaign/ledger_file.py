@@ -140,7 +140,7 @@ def _parse(data: bytes, path: Path) -> list[Charge]:
             charge = _decode(line)
         except msgspec.MsgspecError as error:
             raise SchemaError(f"is no charge: {error}", path=path, line=number) from error
-        if (charge.kind == "prior") != (number == 1):
+        if (number == 1) != _is_opening(charge):
             what = "opens with something else than" if number == 1 else "declares once more"
             raise SchemaError(f"the ledger {what} the prior use", path=path, line=number)
         if charges:
@@ -154,6 +154,10 @@ def _parse(data: bytes, path: Path) -> list[Charge]:
     return charges
 
 
+def _is_opening(charge: Charge) -> bool:
+    return charge.kind == "prior" and charge.protocol_sha256 is None
+
+
 def _check_line(charge: Charge, simulated: bool, path: Path) -> None:
     if charge.simulated != simulated:
         kinds = ("measured", "simulated")
@@ -161,7 +165,9 @@ def _check_line(charge: Charge, simulated: bool, path: Path) -> None:
         raise StateConflict(reason, path=path)
     if not math.isfinite(charge.gpu_seconds * 1e9):
         raise StateConflict(f"{charge.gpu_seconds:g} GPU-s cannot be counted", path=path)
-    if (charge.gpu_seconds < 0) != (charge.kind == "release" and charge.gpu_seconds != 0):
+    signed = charge.kind == "prior" and not _is_opening(charge)
+    wanted = charge.kind == "release" and charge.gpu_seconds != 0
+    if not signed and (charge.gpu_seconds < 0) != wanted:
         raise StateConflict(
             f"{charge.gpu_seconds:g} GPU-s of kind {charge.kind!r} has the wrong sign", path=path
         )

@@ -39,7 +39,7 @@ from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.review import check_review, release
 from opprof.campaign.site import look_up
-from opprof.campaign.soundness import check_records
+from opprof.campaign.soundness import check_prior, check_records
 from opprof.campaign.store import Store, campaign_lock, machine_lock
 from opprof.campaign.unseen import Known
 from opprof.errors import EnvironmentFailure, OpprofError, refused
@@ -96,6 +96,7 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     check_records(store, binding.protocol.file, options_of(campaign).only)
     stands = check_review(store, life.reviewed)
     ledger = open_ledger(store.folder / LEDGER_NAME, wall_ns=store.wall_ns())
+    check_prior(store, ledger.charges, binding.protocol.sha256)
     before = store.controller()
     life = replace(life, beat_wall_ns=before.heartbeat_wall_ns if before else 0)
     record = _first_record(store, campaign, life.sources)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opprof.artifacts.campaign import RunRecord
+from opprof.artifacts.campaign import Charge, RunRecord
 from opprof.campaign.naming import is_of_host
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.store import Store
 from opprof.errors import StateConflict
 from opprof.files import sha256_file
+from opprof.integrity.ledger import NAME as LEDGER
+from opprof.integrity.ledger import declared_hours, prior_problems
 from opprof.integrity.provenance import read_folder_record, record_path
 from opprof.protocol.model import ProtocolFile
 
@@ -77,6 +79,22 @@ def _difference(found: RunRecord, planned: RunRecord, fields: Sequence[str]) -> 
         if seen != wanted:
             return f"{field} is {seen!r}, the protocol in force plans {wanted!r}"
     return ""
+
+
+def check_prior(store: Store, charges: Sequence[Charge], protocol_sha256: str) -> None:
+    """Compare the ledger's prior use with the protocols that declare it.
+
+    Raises:
+        StateConflict: it is another; names the first difference.
+    """
+    first = store.campaign().protocol_sha256
+    declared = declared_hours(store.folder)
+    for problem in prior_problems(charges, declared, first, protocol_sha256):
+        reason = (
+            f"{problem}: bring the ledger back, or take the amendment that was broken off once "
+            "more with --protocol"
+        )
+        raise StateConflict(reason, path=store.folder / LEDGER)
 
 
 def check_contents(store: Store, record: RunRecord) -> None:

@@ -30,6 +30,7 @@ MEANINGS = {
     "frozen": "what the protocol was frozen with",
     "gate": "co-location gates of the hosts, and what they were made from",
     "input": "inputs that an artefact names",
+    "ledger": "prior GPU use in the ledger, beside what the protocols declare",
     "manifest": "runs that used the recorded manifest",
     "mapping": "artefacts made with a recorded mapping table",
     "page": "pages that show the hashes of what lies here",

@@ -18,6 +18,7 @@ from opprof.integrity.closing import NAME as CLOSING
 from opprof.integrity.closing import OWN_NAMES, RECORDED, check_closing
 from opprof.integrity.derived import TIMELINE, Known, check_run
 from opprof.integrity.gates import check_gates
+from opprof.integrity.ledger import check_ledger
 from opprof.integrity.provenance import CLIENT_TAR, FOLDER, INDEX, SOURCES_TAR, listing_sha256
 from opprof.integrity.tree import Entry, walk
 
@@ -54,6 +55,7 @@ def check_campaign(checks: Checks, known: Known) -> Known:
         check_run(checks, run, bound)
     check_gates(checks, bound)
     check_closing(checks)
+    check_ledger(checks, recorded.protocols[0], recorded.protocols[-1])
     _check_names(checks)
     return bound
 
