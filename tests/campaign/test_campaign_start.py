@@ -18,6 +18,7 @@ from campaign_small import small_manifests, small_protocol
 from click.testing import CliRunner, Result
 
 from opprof.artifacts.campaign import ControllerRecord, Slot
+from opprof.artifacts.provenance import CampaignProvenance
 from opprof.campaign.begin import Request, create_campaign
 from opprof.campaign.binding import bind
 from opprof.campaign.detach import Starter
@@ -25,12 +26,13 @@ from opprof.campaign.life import Life, live
 from opprof.campaign.options import make_sources
 from opprof.campaign.processes import ProcessTable, own_record
 from opprof.campaign.state import begin_attempt
-from opprof.campaign.store import Store, campaign_lock
+from opprof.campaign.store import Store, campaign_lock, pretty
 from opprof.campaign.withdraw import remember, withdraw
 from opprof.cli.campaign import group
 from opprof.errors import EnvironmentFailure, InputError, StateConflict
 from opprof.files import write_atomic
 from opprof.integrity import provenance
+from opprof.integrity.closing import close
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request as Amending
 from opprof.protocol.amend import amend_protocol
@@ -237,6 +239,36 @@ def contents(folder: Path) -> dict[str, bytes]:
         path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"
     ]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("how", [(), ("--foreground",)], ids=["detached", "foreground"])
+def test_a_refused_resume_leaves_all_as_it_was_but_a_line_of_its_log(
+    tmp_path: Path, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("opprof.cli.campaign._launch", lambda *_, **__: None)
+        flags = ["--virtual", "--no-cpu-masks", "--gpus", "0-1"]
+        private = small_manifests(tmp_path / "private")
+        assert start(tmp_path, *flags, private=private).exit_code == 0
+    folder = tmp_path / "c"
+    here = Store(folder, wall_ns=time.time_ns)
+    bind(here, here.campaign(), make_sources(private, ()))
+    (folder / "commands.log").write_text("2026-11-30T00:00:00.000000000Z controller x\n")
+    (folder / "controller.log").write_text("")
+    # Other code than the campaign was started with.
+    index = folder / "provenance" / "provenance.json"
+    other = msgspec.json.decode(index.read_bytes(), type=CampaignProvenance)
+    index.chmod(0o644)
+    index.write_bytes(pretty(msgspec.structs.replace(other, code_sha256="0" * 64)))
+    close(folder, wall_ns=1)
+    before = contents(folder)
+    flags = ["resume", str(folder), "--private", str(private)]
+    found = CliRunner().invoke(group, [*flags, *how])
+    assert found.exit_code != 0
+    assert "code_sha256 is" in found.output + str(found.exception)
+    after = contents(folder)
+    del before["controller.log"], after["controller.log"]
+    assert after == before
 
 
 def test_a_second_controller_is_no_error_of_the_first(

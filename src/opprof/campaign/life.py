@@ -18,7 +18,7 @@ from opprof.artifacts.environment import Topology
 from opprof.campaign import state
 from opprof.campaign.attempt import RunExecutor
 from opprof.campaign.binding import Binding, bind, check_manifests
-from opprof.campaign.commands import iso
+from opprof.campaign.commands import CommandLog, iso
 from opprof.campaign.controller import Controller, Ending
 from opprof.campaign.detach import Starter
 from opprof.campaign.executors.choose import open_executor
@@ -67,6 +67,13 @@ class Life:
     beat_wall_ns: int = 0
     """Last heartbeat of the controller before; 0 for none."""
 
+    def command(self) -> list[str]:
+        """Return the command that makes this controller; it holds private paths."""
+        words = [sys.executable, "-m", "opprof", "campaign", "controller", str(self.folder)]
+        words += self.sources.flags()
+        words += ["--ray-address", self.ray_address] if self.ray_address else []
+        return words + (["--reviewed", self.reviewed] if self.reviewed else [])
+
 
 def live(life: Life) -> int:
     """Run a controller to its end and return its exit code.
@@ -103,8 +110,9 @@ def _owning(life: Life, store: Store, campaign: Campaign) -> int:
     # Until it is released: what still refuses this life leaves the stop as it was.
     record = msgspec.structs.replace(record, stop=stands)
     reopen(store.folder)
-    store.write_controller(record)
     try:
+        CommandLog(store.commands, store.wall_ns).add("controller", life.command(), {})
+        store.write_controller(record)
         return asyncio.run(_placed(life, store, campaign, binding, ledger, record))
     except (OpprofError, OSError) as error:
         with contextlib.suppress(EnvironmentFailure):

@@ -350,30 +350,24 @@ def _launch(
     reviewed: str = "",
 ) -> None:
     """Start a controller; ``made``: what is taken back when it refuses."""
-    import sys
     import time
 
-    from opprof.campaign.commands import CommandLog
     from opprof.campaign.detach import ControllerLost, Starter, start_detached
     from opprof.campaign.life import Life, live
     from opprof.campaign.store import Store
     from opprof.errors import OpprofError
 
-    command = [sys.executable, "-m", "opprof", "campaign", "controller", str(folder)]
-    command += sources.flags()
-    command += ["--ray-address", ray_address] if ray_address else []
-    command += ["--reviewed", reviewed] if reviewed else []
     store = Store(folder, wall_ns=time.time_ns)
     store.campaign()
-    CommandLog(store.commands, time.time_ns).add("controller", command, {})
+    starter = Starter(None)
+    life = Life(folder, sources, starter, ray_address, reviewed)
     if foreground:
-        starter = Starter(None)
-        code = live(Life(folder, sources, starter, ray_address, reviewed))
+        code = live(life)
         if not starter.let_go:
             _withdraw(made)
         raise SystemExit(code)
     try:
-        identity = start_detached(command, store.log, ready_s=_READY_S)
+        identity = start_detached(life.command(), store.log, ready_s=_READY_S)
     except ControllerLost:
         # It may live, and its log is in the folder.
         raise

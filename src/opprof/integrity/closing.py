@@ -25,8 +25,8 @@ from opprof.integrity.provenance import FOLDER, MODE, pretty, read_campaign, rea
 from opprof.integrity.tree import Entry, hash_plain, open_plain, walk
 
 NAME = "closing.json"
-GROWS = frozenset({"commands.log", "controller.log"})
-"""A resume that is refused still writes its lines here: what was there must be there."""
+GROWS = frozenset({"controller.log"})
+"""A resume that is refused still writes its line here: what was there must be there."""
 _UNRECORDED = frozenset({"controller.lock", f"{FOLDER}/{NAME}"})
 RECORDED = ("runs", "attempts", "colocation")
 """Folders of a campaign whose finished parts have records of their own."""
