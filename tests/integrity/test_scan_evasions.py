@@ -98,6 +98,15 @@ def latin(text: str) -> bytes:
     return text.encode("cp1252", "replace")
 
 
+def _short_octal(byte: int) -> str:
+    return f"\\{byte:o}"
+
+
+INVISIBLE = (
+    *(0x034F, 0x061C, 0x115F, 0x17B4, 0x180B, 0x180E, 0x200D, 0x2060, 0x2064, 0x206F, 0x3164),
+    *(0xFE0F, 0xFFA0, 0xE0001, 0xE0061, 0xE0100, 0xE01EF),
+)
+"""Of every stretch of Unicode's ``Default_Ignorable_Code_Point`` with characters in use."""
 Builder = Callable[[], "str | bytes"]
 CASES: dict[str, tuple[str, Builder]] = {
     # Encodings of characters.
@@ -112,6 +121,10 @@ CASES: dict[str, tuple[str, Builder]] = {
     "UTF-16 without a mark": ("unseen", lambda: PLAIN[70:110].encode("utf-16-le") * 9),
     "GB 18030": ("unseen", lambda: PLAIN[70:110].encode("gb18030") * 9),
     "UTF-8 mark inside": ("found", lambda: PART[:20] + "\ufeff" + PART[20:]),
+    **{
+        f"U+{mark:04X} between": ("found", lambda mark=mark: chr(mark).join(PART))
+        for mark in INVISIBLE
+    },
     "zero-width marks": ("found", lambda: "\u200b".join(PART)),
     "soft hyphens": ("found", lambda: "\u00ad".join(ASCII)),
     "direction marks": ("found", lambda: "\u202a".join(tokens_of(PART))),
@@ -121,6 +134,7 @@ CASES: dict[str, tuple[str, Builder]] = {
     "json 6 times": ("out", lambda: deep(PART, 6)),
     "python repr": ("found", lambda: ascii(PART)),
     "bytes repr": ("found", lambda: repr(PART.encode())),
+    "octal of two digits": ("found", lambda: "".join(map(_short_octal, ASCII.encode()))),
     "octal": ("found", lambda: "".join(f"\\{byte:03o}" for byte in PART.encode())),
     "pprint": ("found", lambda: pprint.pformat({"x": PLAIN}, width=30)),
     "C literals": ("found", lambda: f'"{ASCII[:20]}"\n    "{ASCII[20:]}"'),

@@ -25,9 +25,12 @@ _CODE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[
 _BACK = re.compile(rb"[^\x08]\x08")
 """Overstriking."""
 _INVISIBLE = re.compile(
-    rb"\xe2\x80[\x8b-\x8f\xaa-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf|\xef\xb8[\x80-\x8f]|\xc2\xad"
+    rb"\xc2\xad|\xcd\x8f|\xd8\x9c|\xe1(?:\x85[\x9f\xa0]|\x9e[\xb4\xb5]|\xa0[\x8b-\x8f])"
+    rb"|\xe2(?:\x80[\x8b-\x8f\xaa-\xae]|\x81[\xa0-\xaf])|\xe3\x85\xa4"
+    rb"|\xef(?:\xb8[\x80-\x8f]|\xbb\xbf|\xbe\xa0)|\xf3\xa0[\x80-\xbf][\x80-\xbf]"
 )
-"""Zero-width and directional marks, variation selectors, soft hyphens."""
+"""Unicode's ``Default_Ignorable_Code_Point``, which nobody sees: zero-width and directional marks,
+joiners, variation selectors and their supplement, tags, fillers, soft hyphens."""
 _BLANK_TOKENS = re.compile(rb"\xc4[\xa0\x8a]|\xe2\x96\x81")
 """A blank or line break at the beginning of a token's text: GPT-2's and SentencePiece's."""
 _MISREAD = re.compile("[\udc80-\udcff]")

@@ -38,7 +38,7 @@ _BLOCK_BYTES = 1 << 10
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|u[0-9a-fA-F]{4}|u\{[0-9a-fA-F]{1,6}\}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}(?:\\x[0-9a-fA-F]{2})*"
-    rb"|[0-3][0-7]{2}(?:\\[0-3][0-7]{2})*|(.))",
+    rb"|[0-3]?[0-7]{2}(?:\\[0-3]?[0-7]{2})*|(.))",
     re.DOTALL,
 )
 """Begins with its backslash alone, which a search passes over the rest for, as the others do."""
@@ -155,7 +155,7 @@ def _escape(match: re.Match[bytes]) -> bytes:
         return _SIMPLE.get(kind, kind)
     if kind == b"x":
         return bytes.fromhex(found.replace(b"\\x", b"").decode())
-    if kind in b"0123":
+    if kind in b"01234567":
         return bytes(int(digits, 8) for digits in found[1:].split(b"\\"))
     digits = found[2:6] if kind == b"u" and found[2:3] != b"{" else found[2:].strip(b"{}")
     code = int(digits, 16)
