@@ -102,6 +102,14 @@ def test_a_stop_or_ledger_that_was_not_left_is_named(left: Path) -> None:
     assert told(left) == {"stop.json", "ledger.jsonl"}
 
 
+def test_a_log_that_a_refused_resume_began_is_no_addition(left: Path) -> None:
+    """A campaign that was started with --foreground has no log of its controller."""
+    (left / "controller.log").unlink()
+    closing.close(left, wall_ns=4)
+    (left / "controller.log").write_text("error [E-STATE]\n")
+    assert told(left) == set()
+
+
 def test_without_the_record_nothing_is_passed_in_silence(left: Path) -> None:
     closing.reopen(left)
     (found,) = (c for c in verify(left).checks if c.name == "closing")
