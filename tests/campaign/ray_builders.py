@@ -15,6 +15,7 @@ from opprof.campaign.attempt import AttemptSpec
 from opprof.campaign.executors.ray import RayExecutor, RaySettings
 from opprof.campaign.executors.ray_cluster import RayLimits
 from opprof.campaign.options import Limits, Options
+from opprof.code_hash import client_sha256, code_sha256
 from opprof.files import sha256_file
 
 LIMITS = RayLimits(connect_s=5, place_s=90, answer_s=60, loss_s=60)
@@ -111,7 +112,13 @@ def make_spec(
         environment={},
         shutdown_timeout_s=1.0,
         model="model",
-        source_hashes={},
+        source_hashes={
+            "protocol": sha256_file(folder / "protocol.toml"),
+            "code": code_sha256(),
+            "client": client_sha256(),
+            "manifest": sha256_file(manifest),
+            "launch": "0" * 64,
+        },
         expected_s=1.0,
         unrepresentative_before=0,
         redacted={str(folder / "private"): "${PRIVATE}"},

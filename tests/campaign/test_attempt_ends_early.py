@@ -18,6 +18,7 @@ from opprof.campaign.processes import ProcessTable
 from opprof.campaign.run_attempt import Attempt
 from opprof.campaign.surroundings import Surroundings
 from opprof.errors import EnvironmentFailure
+from opprof.files import sha256_file
 from opprof.host.fake import FakeHost
 from opprof.host.fake_file import Event, load_machine
 from opprof.protocol.load import packaged_path
@@ -29,6 +30,8 @@ def host(*events: Event) -> FakeHost:
 
 def run(spec: AttemptSpec, *events: Event) -> Outcome:
     shutil.copy(packaged_path(), spec.protocol)
+    hashes = spec.source_hashes | {"protocol": sha256_file(Path(spec.protocol))}
+    spec = msgspec.structs.replace(spec, source_hashes=hashes)
     attempt = Attempt(spec, Notes(), Halt(), ProcessTable(), host(*events))
     return asyncio.run(attempt.run())
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from ray_builders import make_spec
 
 from opprof.artifacts.common import Gate
@@ -15,7 +14,7 @@ from opprof.campaign import source_checks
 from opprof.campaign.attempt import AttemptSpec
 from opprof.campaign.gate_rules import fault_of, rule_of
 from opprof.campaign.source_checks import sources_after, sources_before
-from opprof.code_hash import client_sha256, code_sha256
+from opprof.code_hash import code_sha256
 from opprof.files import sha256_file
 
 OTHER = "0" * 64
@@ -23,15 +22,7 @@ OTHER = "0" * 64
 
 @pytest.fixture
 def spec(tmp_path: Path) -> AttemptSpec:
-    made = make_spec(tmp_path, "here")
-    hashes = {
-        "protocol": sha256_file(Path(made.protocol)),
-        "code": code_sha256(),
-        "client": client_sha256(),
-        "manifest": made.manifest_sha256,
-        "launch": OTHER,
-    }
-    return replace(made, source_hashes=hashes)
+    return make_spec(tmp_path, "here")
 
 
 def leave(run: Path, spec: AttemptSpec, **changes: str) -> Path:
