@@ -124,6 +124,23 @@ def test_limits_are_changed_by_name() -> None:
             limits_of([bad])
 
 
+@pytest.mark.parametrize(
+    ("name", "most_s", "watch"),
+    [
+        ("heartbeat_s", 10, "budget"),
+        ("sample_s", 60, "foreign processes"),
+        ("look_s", 10, "health"),
+    ],
+)
+def test_no_limit_switches_a_watch_off(name: str, most_s: int, watch: str) -> None:
+    assert getattr(limits_of([f"{name}={most_s}"]), name) == most_s
+    for value in ("100000", "1e9", f"{most_s}.001"):
+        with pytest.raises(InputError, match=rf"{name} is at most {most_s} s: .*{watch}"):
+            limits_of([f"{name}={value}"])
+    with pytest.raises(InputError, match="there are ready_s"):
+        limits_of(["reedy_s=1"])
+
+
 def test_pairs_are_named_once() -> None:
     assert pairs(["A=1", "B=x=y"], "--var") == {"A": "1", "B": "x=y"}
     for bad in (["A"], ["=1"], ["A=1", "A=2"]):

@@ -34,6 +34,14 @@ _SCALE_MAX = 1e6
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+_OFTEN_ENOUGH = {
+    "sample_s": (60.0, "so often the GPUs are searched for foreign processes while a load runs"),
+    "look_s": (10.0, "so often a server's health and the GPUs' memory are looked at"),
+    "heartbeat_s": (10.0, "so often running attempts are held against the budget (hard stop 9)"),
+}
+"""Limit to its highest value, and to the watch that a longer wait would switch off."""
+
+
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """How long the controller waits for machinery, in seconds; no measured time depends on them.
 
@@ -56,11 +64,16 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     probe_s: Positive = 5.0
     """For one answer of ``/health``."""
     sample_s: Positive = 15.0
-    """Between two looks at the GPUs' processes while the load runs."""
+    """Between two looks at the GPUs' processes while the load runs; 60 at most."""
     look_s: Positive = 0.25
-    """Between two looks at the same thing."""
+    """Between two looks at the same thing; 10 at most."""
     heartbeat_s: Positive = 5.0
-    """Between two writes of ``controller.json``."""
+    """Between two writes of ``controller.json``, and two looks at the budget; 10 at most."""
+
+    def __post_init__(self) -> None:
+        for name, (most_s, watch) in _OFTEN_ENOUGH.items():
+            if getattr(self, name) > most_s:
+                raise ValueError(f"{name} is at most {most_s:g} s: {watch}")
 
 
 class Options(Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,8 +187,9 @@ def limits_of(texts: Sequence[str]) -> Limits:
     try:
         limits = msgspec.convert(pairs(texts, "--limit"), Limits, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(Limits.__struct_fields__)
-        raise InputError(f"--limit: {error} (there are {known})") from error
+        unknown = "unknown field" in str(error)
+        known = f" (there are {', '.join(Limits.__struct_fields__)})" if unknown else ""
+        raise InputError(f"--limit: {error}{known}") from error
     for name, seconds in msgspec.structs.asdict(limits).items():
         if not math.isfinite(seconds):
             raise InputError(f"--limit {name}={seconds:g} is no time that a wait can have")
