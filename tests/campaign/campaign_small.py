@@ -36,6 +36,7 @@ VALUES = {
     "clean_segment_s": "10",
     "recovery_s": "10",
     "recovery_rolling_s": "3",
+    "block_s": "1.0",
     "bootstrap_resamples": "100",
     "permutations": "100",
     "null_draws": "10",

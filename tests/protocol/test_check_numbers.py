@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from opprof.errors import SchemaError
+from opprof.protocol.amend import Request, amend_protocol
 from opprof.protocol.check import check_protocol
+from opprof.protocol.freeze import Approvals, freeze_protocol
 from opprof.protocol.load import packaged_path, parse_protocol
 from opprof.protocol.model import ProtocolFile
 
@@ -125,6 +127,13 @@ def test_a_number_outside_has_file_line_key_and_reason(key: str, literal: str, r
         ("[1.5, 2.0]", "[2.5, 2.0]", "from 2.5 to 2"),
         ("bytes_estimate = 4_000_000_000", "bytes_estimate = 9_000_000_000", "above public_bytes"),
         ("selected_rows = 4011", "selected_rows = 40110", "40110 of 32606 rows"),
+        ("confirmation_s = 380", "confirmation_s = 379", "shutdown take 380 s"),
+        ("confirmation_s = 380", "confirmation_s = 1", "budget.confirmation_s: 1, but start"),
+        ("hours_max = 16.0", "hours_max = 4.0", "130 GPU seconds are left, .* less than 488"),
+        ("hours_used = 3.964", "hours_used = 16.0", "gpu_hours_max: 16, of which 16 are used"),
+        ("stabilized_completions_min = 16", "stabilized_completions_min = 33", "more than the 32"),
+        ("block_s = 5.0", "block_s = 240.0", "240 clean seconds: of a single block"),
+        ("block_s = 5.0", "block_s = 121.0", "of a single block"),
         ("output_tokens_sum = 878291", "output_tokens_sum = 4010", "less than a token for each"),
     ],
 )
@@ -132,6 +141,31 @@ def test_numbers_that_exclude_each_other(old: str, new: str, problem: str) -> No
     assert TEXT.count(old) >= 1
     found = check_protocol(parse_protocol(TEXT.replace(old, new, 1).encode(), source="x").file)
     assert any(re.search(problem, each) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("confirmation_s = 380", "confirmation_s = 400"),
+        ("hours_max = 16.0", "hours_max = 4.1"),
+        ("stabilized_completions_min = 16", "stabilized_completions_min = 32"),
+        ("block_s = 5.0", "block_s = 120.0"),
+    ],
+)
+def test_the_border_itself_is_allowed(old: str, new: str) -> None:
+    text = TEXT.replace(old, new, 1)
+    found = check_protocol(parse_protocol(text.encode(), source="x").file)
+    assert [each for each in found if "estimate" not in each] == []
+
+
+def test_an_amendment_may_declare_that_nothing_is_left() -> None:
+    draft = parse_protocol(TEXT.encode(), source="x")
+    approvals = Approvals(numbers={}, rest="2026-07-12", by="reviewer")
+    frozen = parse_protocol(freeze_protocol(draft, approvals, date="2026-07-12"), source="x")
+    settings = [("budget.gpu_hours_used", "15.99")]
+    request = Request("A-X-1", "prior use", "recounted", "2026-07-13", settings)
+    made = parse_protocol(amend_protocol(frozen, request), source="x").file
+    assert made.budget.gpu_hours_used == 15.99
 
 
 @pytest.mark.parametrize("key", ["recovery_s = 30", "clean_segment_s = 80"])

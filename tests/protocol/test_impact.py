@@ -95,7 +95,7 @@ def test_which_runs_a_key_touches(
         ]
     if key == "timeline.warmup_s":
         pairs += [("expected.primary_run_s", "518"), ("budget.wall_hours_estimate", "7.5")]
-        pairs += [("budget.gpu_hours_estimate", "7.85")]
+        pairs += [("budget.gpu_hours_estimate", "7.85"), ("budget.confirmation_s", "410")]
     if key == "patterns.P10.output":
         pairs += [SHORTER_COMMAND]
     if key == "configs.C10.max_num_seqs":

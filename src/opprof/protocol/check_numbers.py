@@ -10,6 +10,7 @@ from itertools import combinations
 
 from opprof.errors import InputError
 from opprof.host.cpus import format_cpus, parse_cpus
+from opprof.protocol.design import cells, primary_run_s
 from opprof.protocol.model import ProtocolFile
 
 _BINS_MAX = 1_000_000
@@ -63,6 +64,13 @@ def _gates(protocol: ProtocolFile) -> Iterator[str]:
     for key in ("warmup_completions_min", "warmup_stabilized_completions_min"):
         if getattr(gates, key) > requests:
             yield f"gates.{key}: {getattr(gates, key)}, but a manifest has {requests} requests"
+    plain, relaxed = gates.warmup_completions_min, gates.warmup_stabilized_completions_min
+    branches = any(row.warmup_rule == "completions_or_stabilized" for row in protocol.patterns)
+    if branches and relaxed > plain:
+        yield (
+            f"gates.warmup_stabilized_completions_min: {relaxed}, more than the {plain} that "
+            "suffice without stabilization (gates.warmup_completions_min)"
+        )
     for row in protocol.patterns:
         if row.drain_budget_s > gates.drain_watchdog_s:
             yield (
@@ -126,6 +134,11 @@ def _statistics(protocol: ProtocolFile) -> Iterator[str]:
     blocks = rule.block_s / rule.bin_s
     if blocks < 1 or blocks != round(blocks):
         yield "statistics.block_s: not a whole number of bins (statistics.bin_s)"
+    if protocol.timeline.clean_s < 2 * rule.block_s:
+        yield (
+            f"statistics.block_s: {rule.block_s:g}, but a run has {protocol.timeline.clean_s:g} "
+            "clean seconds: of a single block nothing can be drawn anew"
+        )
     bins = protocol.timeline.clean_s / rule.bin_s
     if bins > _BINS_MAX:
         yield f"statistics.bin_s: {bins:.3g} bins in a run's clean seconds, {_BINS_MAX} at most"
@@ -150,12 +163,41 @@ def _budget(protocol: ProtocolFile) -> Iterator[str]:
     budget = protocol.budget
     if budget.gpu_hours_used > budget.gpu_hours_max:
         yield "budget.gpu_hours_used: above gpu_hours_max before anything ran"
+    elif protocol.status == "draft":
+        # An amendment may declare so much that a campaign under way has to stop.
+        yield from _no_run_fits(protocol)
+    yield from _confirmation(protocol)
     if budget.parallel_wall_hours_estimate is not None:
         first, last = budget.parallel_wall_hours_estimate
         if first > last:
             yield f"budget.parallel_wall_hours_estimate: from {first:g} to {last:g}"
     if (budget.public_bytes_estimate or 0) > budget.public_bytes_max:
         yield "budget.public_bytes_estimate: above public_bytes_max, at which the matrix stops"
+
+
+def _no_run_fits(protocol: ProtocolFile) -> Iterator[str]:
+    budget = protocol.budget
+    parallel = {row.id: row.tensor_parallel_size for row in protocol.configs}
+    gpus = [parallel[config] for _, config in cells(protocol) if config in parallel]
+    if not gpus:
+        return
+    left_s = (budget.gpu_hours_max - budget.gpu_hours_used) * 3600
+    run_s = primary_run_s(protocol) * min(gpus)
+    if left_s < run_s:
+        yield (
+            f"budget.gpu_hours_max: {budget.gpu_hours_max:g}, of which {budget.gpu_hours_used:g} "
+            f"are used: {left_s:.0f} GPU seconds are left, and no run takes less than {run_s:.0f}"
+        )
+
+
+def _confirmation(protocol: ProtocolFile) -> Iterator[str]:
+    budget, timeline = protocol.budget, protocol.timeline
+    parts_s = budget.startup_s + timeline.warmup_s + timeline.clean_s + budget.shutdown_s
+    if protocol.confirmations.patterns and budget.confirmation_s < parts_s:
+        yield (
+            f"budget.confirmation_s: {budget.confirmation_s:g}, but start, warm-up, clean segments "
+            f"and shutdown take {parts_s:g} s"
+        )
 
 
 def _trace(protocol: ProtocolFile) -> Iterator[str]:

@@ -88,6 +88,18 @@ def execution_order(protocol: ProtocolFile) -> list[tuple[str, str]]:
     return sorted(cells(protocol), key=key)
 
 
+def primary_run_s(protocol: ProtocolFile) -> float:
+    """Return the expected seconds of a primary run, drain not included."""
+    budget, timeline = protocol.budget, protocol.timeline
+    return (
+        budget.startup_s
+        + timeline.warmup_s
+        + timeline.clean_s
+        + timeline.profile_windows * (budget.profile_window_s + timeline.recovery_s)
+        + budget.shutdown_s
+    )
+
+
 def design(protocol: ProtocolFile) -> Design:
     """Compute every count and the expected cost of the campaign.
 
@@ -103,13 +115,7 @@ def design(protocol: ProtocolFile) -> Design:
     loads = 2
     windows_per_run = protocol.timeline.profile_windows
     budget, timeline = protocol.budget, protocol.timeline
-    primary_s = (
-        budget.startup_s
-        + timeline.warmup_s
-        + timeline.clean_s
-        + windows_per_run * (budget.profile_window_s + timeline.recovery_s)
-        + budget.shutdown_s
-    )
+    primary_s = primary_run_s(protocol)
     burnin_s = budget.startup_s + protocol.burnin.seconds + budget.shutdown_s
     confirmations = len(protocol.confirmations.patterns)
     confirmation_gpus = parallel[protocol.confirmations.config]
