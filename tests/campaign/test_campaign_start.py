@@ -81,6 +81,17 @@ def test_gpus_are_a_list_with_ranges(tmp_path: Path, command: str) -> None:
     assert found.reason == "--gpus '0-x': not a list of GPU indices such as 0,2-3"
 
 
+@pytest.mark.parametrize("text", ["a\nb", "a\udcff"])
+@pytest.mark.parametrize("flag", ["--ray-address", "--ray-node"])
+def test_a_ray_option_is_a_text_that_a_record_can_hold(
+    tmp_path: Path, flag: str, text: str
+) -> None:
+    found = start(tmp_path, "--executor", "ray", flag, text).exception
+    assert isinstance(found, InputError)
+    assert flag in found.reason and "which no record can hold" in found.reason
+    assert not (tmp_path / "c").exists()
+
+
 def ended(store: Store, phase: str, message: str) -> None:
     """Leave what a controller leaves that has ended."""
     store.write_controller(

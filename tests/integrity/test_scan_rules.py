@@ -108,6 +108,25 @@ def test_a_word_is_no_key(tree: Path, manifest: Path, text: str) -> None:
     assert scan(tree, manifest).findings == []
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("prompt: hello there world\n", True),
+        ("id: 3\nmessages: |\n  hello\n", True),
+        ("- content: >-\n    hello\n", True),
+        ("{id: 1, generated_text: so be it}\n", True),
+        ("prompt:\n  tokens: 3\n", False),
+        ("prompt: 3\ntext: null\ncontent: {a: 1}\nmessages: []\nchoices: ~\n", False),
+        ("prompt: -1.5\ncompletion: true\nprompts: &a [3]\n", False),
+        ("prompt_tokens: many\nmax_content: some\n", False),
+        ("prompt:\n", False),
+    ],
+)
+def test_yaml_needs_no_quotes(tree: Path, manifest: Path, text: str, found: bool) -> None:
+    (tree / "values.yaml").write_text(text)
+    assert kinds(scan(tree, manifest)) == ({"forbidden_key"} if found else set())
+
+
 def test_a_toml_file_has_prose_but_no_text(tree: Path, manifest: Path) -> None:
     path = tree / "protocol.toml"
     path.write_text('[[stops]]\ntext = "A hash differs from what was frozen."\n')

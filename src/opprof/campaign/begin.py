@@ -137,6 +137,8 @@ def _check_texts(request: Request) -> None:
     check_text("--python", options.python)
     check_text("--host-file", options.host_file)
     check_text("--ray-scratch", options.ray_scratch)
+    check_text("--ray-address", options.ray_address)
+    check_text("--ray-node", *request.hosts)
 
 
 def frozen_protocol(path: Path) -> Protocol:

@@ -182,6 +182,7 @@ def resume(
     reviewed = " ".join(reviewed.split())
     check_text("the campaign's folder", str(folder))
     check_text("--reviewed", reviewed)
+    check_text("--ray-address", ray_address)
     store = Store(folder, wall_ns=time.time_ns)
     campaign = store.campaign()
     if ray_address and campaign.executor != "ray":

@@ -4,8 +4,8 @@ The one list (protocol, "Artifact, privacy, and reproducibility contract": a sca
 artifact containing a prompt, messages, content, or generated-text field). A key counts where it
 stands as a key with a non-empty string or array as its value: ``"prompt": "…"`` in JSON, also
 escaped or with a Python literal's quotes, ``prompt: '…'`` and ``text='…'`` as vLLM logs its
-requests. A word in a sentence, a function named ``content``, a schema's ``"prompt": {…}`` and
-numbers under such a key do not count.
+requests; in YAML also ``prompt: …`` without quotes, or a block. A word in a sentence, a function
+named ``content``, a schema's ``"prompt": {…}`` and numbers under such a key do not count.
 """
 
 from __future__ import annotations
@@ -77,12 +77,17 @@ _STRING = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"")
 _ITEM = re.compile(rb"\"((?:[^\"\\]|\\.)*)\"|[\[\]]")
 
 
-def forbidden_keys(text: bytes, *, page: bool = False, config: bool = False) -> Iterator[str]:
+def forbidden_keys(
+    text: bytes, *, page: bool = False, config: bool = False, yaml: bool = False
+) -> Iterator[str]:
     """Yield every forbidden key of collapsed text, each occurrence.
 
     ``page`` is HTML, where ``content="…"`` is an attribute and charts carry their labels: only
-    ``"key": …`` counts. ``config`` is TOML, where a protocol tells its stops as ``text = "…"``.
+    ``"key": …`` counts. ``config`` is TOML, where a protocol tells its stops as ``text = "…"``. In
+    ``yaml`` a value needs no quotes.
     """
+    if yaml:
+        yield from (match["key"].decode().lower() for match in _plain_yaml().finditer(text))
     before, after = _patterns(quoted=page)
     for at in _candidates(text):
         named = before.match(text[max(0, at - _BEFORE) : at][::-1])
@@ -124,6 +129,18 @@ def _only_labels(text: bytes, start: int) -> bool:
 
 def _is_short(string: bytes) -> bool:
     return len(string.decode("utf-8", "replace")) < MIN_CHARS
+
+
+@cache
+def _plain_yaml() -> re.Pattern[bytes]:
+    """Return a key of YAML with a plain value or a block: no number, collection or further key."""
+    keys = "|".join(sorted(FORBIDDEN_KEYS, key=len, reverse=True)).encode()
+    before = rb"(?:^|(?<=[ {,\x00]))[\"']?(?P<key>" + keys + rb")[\"']? ?: "
+    nothing = rb"(?:null|true|false|yes|no|on|off|[0-9.+-]+)(?=[ ,}\x00]|$)"
+    return re.compile(
+        before + rb"(?!" + nothing + rb"|[^ ]+:(?: |$))(?=[^ \"'\[\]{}&*!#%@`,~\x00])",
+        re.IGNORECASE,
+    )
 
 
 @cache

@@ -37,6 +37,7 @@ from opprof.rules.sanity import family
 from opprof.workers import run_many_sharing
 
 COMMAND_LOG = "commands.log"
+_YAML = ("yaml", "yml")
 """The one name under which private paths may stand (protocol: "the exact command log")."""
 CHUNK_BYTES = 1 << 19
 OVERLAP_BYTES = 16 << 10
@@ -167,7 +168,8 @@ class Scanner:
                 path_allowed=allowed,
                 page=suffix in ("html", "htm"),
                 config=suffix == "toml",
-                table=suffix in ("csv", "tsv", "yaml", "yml"),
+                table=suffix in ("csv", "tsv", *_YAML),
+                yaml=suffix in _YAML,
             )
 
     def _look(
@@ -182,13 +184,14 @@ class Scanner:
         page: bool = False,
         config: bool = False,
         table: bool = False,
+        yaml: bool = False,
     ) -> None:
         """Look at one stretch of collapsed text in every view."""
         for view in views(text, table=table):
             if _GZIP_IN_TEXT in view:
                 log.add("not_looked_at", inside, "holds gzip data inside of other bytes", offset)
             if keys:
-                for key in forbidden_keys(view, page=page, config=config):
+                for key in forbidden_keys(view, page=page, config=config, yaml=yaml):
                     log.add("forbidden_key", inside, f'key "{key}" holds text or ids', offset)
             if not path_allowed and any(path in view for path in self.paths):
                 log.add("private_path", inside, "names a private path", offset)
