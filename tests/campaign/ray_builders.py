@@ -16,7 +16,7 @@ from opprof.campaign.executors.ray import RayExecutor, RaySettings
 from opprof.campaign.executors.ray_cluster import RayLimits
 from opprof.campaign.options import Limits, Options
 from opprof.code_hash import client_sha256, code_sha256
-from opprof.files import sha256_file
+from opprof.files import sha256_bytes, sha256_file
 
 LIMITS = RayLimits(connect_s=5, place_s=90, answer_s=60, loss_s=60)
 
@@ -52,6 +52,11 @@ class Notes:
         """Return the one process of a role."""
         (found,) = [each for each in self.processes if each.role == role]
         return found
+
+
+def identity_of(folder: Path) -> str:
+    """A campaign's id that no other test has: names of folders recur in pytest's other workers."""
+    return f"test-{sha256_bytes(str(folder).encode())[:12]}"
 
 
 def make_campaign(identity: str = "test-ray") -> Campaign:
@@ -94,7 +99,7 @@ def make_spec(
     for path, text in files.items():
         path.write_text(text)
     return AttemptSpec(
-        campaign=make_campaign(f"test-{folder.name}"),
+        campaign=make_campaign(identity_of(folder)),
         run=run,
         pattern="P01",
         config="C00",
@@ -138,7 +143,7 @@ async def executor_on(
     scratch = cluster.folder / "scratch"
     scratch.mkdir(exist_ok=True)
     executor = await RayExecutor.open(
-        make_campaign(f"test-{folder.name}"),
+        make_campaign(identity_of(folder)),
         folder,
         RaySettings(cluster.address, str(scratch), ship, ENTRY, LIMITS),
         grace_s=1.0,

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("ray", reason="needs the extra: `make ray`")
 
-from ray_builders import Notes, executor_on, make_spec, tree
+from ray_builders import Notes, executor_on, identity_of, make_spec, tree
 from ray_nodes import (
     REPOSITORY,
     LocalCluster,
@@ -47,7 +47,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def marked(folder: Path) -> list[int]:
-    return processes_naming(f"OPPROF_CAMPAIGN=test-{folder.name}")
+    return processes_naming(f"OPPROF_CAMPAIGN={identity_of(folder)}")
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
@@ -332,7 +332,7 @@ def test_a_killed_controller_leaves_no_process_and_its_successor_brings_files_ho
 
     async def resume() -> list[str]:
         async with executor_on(cluster, tmp_path, ship=True) as executor:
-            return (await executor.clean_up(f"test-{tmp_path.name}")).lines
+            return (await executor.clean_up(identity_of(tmp_path))).lines
 
     lines = asyncio.run(resume())
     # Both nodes are one machine, and what lies there is the machine's.
