@@ -98,6 +98,8 @@ def test_what_was_changed_since_its_checks_is_never_completed(
     client = store.run_folder(RUN) / "client"
     if change == "edited":
         (client / "result.json").write_text('{"more": 1}')
+    elif change == "damaged":
+        (client / "result.json").write_bytes(b'{"metrics": {"traces": [1')
     elif change == "gone":
         (client / "timeline.json").unlink()
     else:

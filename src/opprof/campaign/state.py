@@ -163,6 +163,7 @@ def put_aside(store: Store, record: RunRecord, protocol_sha256: str) -> RunRecor
                 attempt=attempt.number,
                 protocol_sha256=protocol_sha256,
                 wall_ns=store.wall_ns(),
+                broken=True,
             )
         store.crash_point(record.run, "attempt.recorded")
     return record

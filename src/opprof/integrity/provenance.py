@@ -131,6 +131,7 @@ def record_folder(
     attempt: int,
     protocol_sha256: str | None,
     wall_ns: int,
+    broken: bool = False,
 ) -> FolderProvenance:
     """Hash every file of a finished folder into ``provenance/<folder>.json``.
 
@@ -142,6 +143,8 @@ def record_folder(
         attempt: number of the attempt, from 1; 0 for what has none.
         protocol_sha256: of the protocol in force.
         wall_ns: CLOCK_REALTIME, integer nanoseconds.
+        broken: a failed or broken-off attempt, kept as it is: a result that cannot be read tells no
+            traces and holds nothing up.
 
     Raises:
         StateConflict: it was recorded before with other contents, or the campaign has no
@@ -160,7 +163,7 @@ def record_folder(
         code_sha256=code_sha256(),
         protocol_sha256=protocol_sha256,
         files=hash_folder(root),
-        traces=original_traces(root),
+        traces=_traces_of_a_wreck(root) if broken else original_traces(root),
     )
     if path.exists():
         before = read_folder_record(path)
@@ -248,6 +251,13 @@ def original_traces(root: Path) -> list[OriginalTrace]:
         ]
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         raise SchemaError(f"does not tell its traces: {error}", path=path) from error
+
+
+def _traces_of_a_wreck(root: Path) -> list[OriginalTrace]:
+    try:
+        return original_traces(root)
+    except SchemaError:
+        return []
 
 
 def read_campaign(campaign: Path) -> CampaignProvenance:
