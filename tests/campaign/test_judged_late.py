@@ -90,7 +90,7 @@ def test_what_was_checked_is_completed(
 
 
 @pytest.mark.parametrize("point", ["judged", "hashed"])
-@pytest.mark.parametrize("change", ["edited", "gone", "added"])
+@pytest.mark.parametrize("change", ["edited", "damaged", "gone", "added"])
 def test_what_was_changed_since_its_checks_is_never_completed(
     store: Store, point: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
