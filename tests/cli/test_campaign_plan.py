@@ -81,7 +81,7 @@ def test_one_refusal_is_said_once(tmp_path: Path) -> None:
 
     text = packaged_path().read_text()
     poor = tmp_path / "poor.toml"
-    poor.write_text(text.replace("gpu_hours_max = 16.0", "gpu_hours_max = 3.97"))
+    poor.write_text(text.replace("gpu_hours_max = 16.0", "gpu_hours_max = 4.2"))
     result = _plan(str(poor))
     assert result.exit_code == 1
     assert result.output.count("REFUSED: wave 1 would reserve") == 1
