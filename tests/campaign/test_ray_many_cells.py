@@ -99,7 +99,7 @@ def test_each_node_is_checked_and_then_runs_several_cells(
         assert len(rounds) == 2 + 2 * 2
         assert {r.attempts[-1].slot.host for r in rounds if r.attempts[-1].slot} == {host}
 
-    shown = site.opprof("status", str(site.out))
+    shown = site.opprof("status", str(site.out), code=1)
     for host in gates:
         assert f"host {host} (GPU 0,1): 2 of its GPU slots at once" in shown
     planned = site.opprof("plan", str(site.out))
