@@ -37,10 +37,10 @@ from opprof.campaign.server import (
     RunPlace,
     free_port,
     launch_of,
-    not_modelled,
     served_model,
     server_environment,
 )
+from opprof.engines.sim.flags import not_modelled
 from opprof.errors import EnvironmentFailure, InputError, StateConflict
 from opprof.protocol import load_protocol
 
@@ -277,8 +277,9 @@ def test_the_embedded_engine_heeds_what_it_models_and_says_what_it_does_not() ->
     assert "--kv-cache-dtype" not in words
     protocol = load_protocol("phase3")
     assert protocol is not None
-    assert not_modelled(protocol, options) == ["--kv-cache-dtype"]
-    assert not_modelled(protocol, Options()) == []
+    rows = [row.flags for row in protocol.file.configs]
+    assert not_modelled(command.split(), rows) == ["--kv-cache-dtype"]
+    assert not_modelled(protocol.file.server.command.split(), rows) == []
 
 
 def test_two_values_for_one_setting_are_refused() -> None:

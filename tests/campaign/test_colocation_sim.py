@@ -17,10 +17,11 @@ from test_campaign_sim import SCALES, Site, ended
 from opprof.artifacts.run import Timeline
 from opprof.campaign.colocation_read import read_gates
 from opprof.campaign.ledger import ledger_problems, open_reservations
-from opprof.campaign.ledger_file import NAME, read_ledger
+from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.store import CRASH_VARIABLE
 from opprof.campaign.watch import controller_state
 from opprof.files import sha256_file
+from opprof.integrity.ledger import NAME
 from opprof.telemetry.timeline import read_timeline
 from patience import patiently
 

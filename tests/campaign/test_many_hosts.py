@@ -26,12 +26,13 @@ from opprof.campaign.begin import Request, create_campaign
 from opprof.campaign.binding import bind
 from opprof.campaign.colocate import Check, colocation_gate
 from opprof.campaign.launcher import Equipment
-from opprof.campaign.ledger_file import NAME, open_ledger
+from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.options import Options, make_sources
 from opprof.campaign.site import SiteFacts
 from opprof.campaign.store import Store
 from opprof.errors import EnvironmentFailure, StateConflict
 from opprof.host.cpu import CpuHost
+from opprof.integrity.ledger import NAME
 
 Answer = Callable[[Check], Any]
 

@@ -14,13 +14,13 @@ from opprof.campaign.amend import take_amendment
 from opprof.campaign.begin import Request, create_campaign
 from opprof.campaign.binding import bind
 from opprof.campaign.ledger import balance
-from opprof.campaign.ledger_file import NAME, read_ledger
+from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.options import Options, make_sources
 from opprof.campaign.soundness import check_prior
 from opprof.campaign.store import Store
 from opprof.errors import SchemaError, StateConflict
 from opprof.integrity.checks import Checks
-from opprof.integrity.ledger import check_ledger
+from opprof.integrity.ledger import NAME, check_ledger
 from opprof.protocol import load_protocol
 from opprof.protocol.amend import Request as Amending
 from opprof.protocol.amend import amend_protocol

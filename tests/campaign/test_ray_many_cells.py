@@ -24,9 +24,10 @@ from test_ray_campaign import Site, on_ray
 from opprof.artifacts.campaign import RunRecord
 from opprof.campaign.colocation_read import read_gates
 from opprof.campaign.ledger import ledger_problems, open_reservations
-from opprof.campaign.ledger_file import NAME, read_ledger
+from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.store import Store, is_locked
 from opprof.files import sha256_file
+from opprof.integrity.ledger import NAME
 
 pytestmark = pytest.mark.ray
 REQUESTS = 16384

@@ -15,13 +15,14 @@ from test_store import record as begun
 from opprof.artifacts.campaign import Campaign, RunRecord, Stop
 from opprof.campaign import state
 from opprof.campaign.commands import CommandLog
-from opprof.campaign.ledger_file import NAME, open_ledger
+from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.soundness import check_contents, check_records
 from opprof.campaign.store import Store, campaign_lock, is_locked, machine_lock, pretty
 from opprof.cli import main
 from opprof.errors import EnvironmentFailure, InputError, SchemaError, StateConflict
 from opprof.files import sha256_file
+from opprof.integrity.ledger import NAME
 from opprof.integrity.provenance import record_campaign
 from opprof.protocol import load_protocol
 from opprof.protocol.model import ProtocolFile

@@ -109,13 +109,14 @@ def _campaign(folder: Path, *, waves: int) -> Path:
     from opprof.artifacts.campaign import Campaign
     from opprof.campaign.costs import Pace
     from opprof.campaign.forecast import expected_outcomes, play
-    from opprof.campaign.ledger_file import NAME, create_ledger
+    from opprof.campaign.ledger_file import create_ledger
     from opprof.campaign.plan import planned_runs
     from opprof.campaign.store import Store, pretty
     from opprof.campaign.waves import Where
     from opprof.files import write_atomic
     from opprof.host.fake import FakeHost
     from opprof.host.fake_file import load_machine
+    from opprof.integrity.ledger import NAME
     from opprof.protocol import load_protocol
     from opprof.protocol.load import packaged_path
 

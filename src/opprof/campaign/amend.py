@@ -20,7 +20,6 @@ from opprof.campaign import state
 from opprof.campaign.checks import declared_by
 from opprof.campaign.frozen import frozen_of
 from opprof.campaign.ledger import amended_prior
-from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import open_ledger
 from opprof.campaign.plan import planned_runs
 from opprof.campaign.soundness import check_contents
@@ -29,6 +28,7 @@ from opprof.errors import InputError, StateConflict
 from opprof.files import sync_folder, write_atomic
 from opprof.integrity.adjudicated import JUDGED_AGAIN
 from opprof.integrity.closing import reopen
+from opprof.integrity.ledger import NAME as LEDGER_NAME
 from opprof.integrity.provenance import record_protocol
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.amend import added_amendments

@@ -28,7 +28,6 @@ from opprof.campaign.hosts import (
     require_map,
 )
 from opprof.campaign.ledger import opening
-from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import create_ledger
 from opprof.campaign.manifests import check_places, make_missing
 from opprof.campaign.options import (
@@ -39,12 +38,13 @@ from opprof.campaign.options import (
     check_variables,
 )
 from opprof.campaign.plan import planned_runs
-from opprof.campaign.server import not_modelled
 from opprof.campaign.store import Store, pretty
 from opprof.campaign.waves import Where, held_runs
 from opprof.code_hash import code_sha256
+from opprof.engines.sim.flags import not_modelled
 from opprof.errors import InputError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
+from opprof.integrity.ledger import NAME as LEDGER_NAME
 from opprof.protocol import Protocol, load_protocol
 from opprof.protocol.freeze import require_frozen
 from opprof.words import check_text
@@ -96,7 +96,9 @@ def create_campaign(request: Request, say: Callable[[str], None]) -> Store:
     host = None if request.executor == "ray" else _host(request, protocol)
     campaign = _campaign(request, protocol, host, say)
     launches_of(protocol, campaign)
-    if campaign.simulated and (flags := not_modelled(protocol, request.options)):
+    command = (request.options.server_command or protocol.file.server.command).split()
+    flags = not_modelled(command, (row.flags for row in protocol.file.configs))
+    if campaign.simulated and flags:
         say(f"the embedded engine does not model {', '.join(flags)}: left out")
     out = request.out.absolute()
     made = out.with_name(f".{out.name}.{campaign.id}.tmp")

@@ -19,7 +19,6 @@ from opprof.campaign.ledger import Balance, balance
 from opprof.errors import EnvironmentFailure, SchemaError, StateConflict
 from opprof.files import read_bytes, sync_folder, write_atomic
 
-NAME = "ledger.jsonl"
 _LIMIT_BYTES = 256 << 20
 _decode = msgspec.json.Decoder(Charge).decode
 

@@ -33,7 +33,6 @@ from opprof.campaign.hosts import (
 )
 from opprof.campaign.launcher import Equipment
 from opprof.campaign.ledger import open_reservations, settle
-from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import Ledger, open_ledger
 from opprof.campaign.options import Sources, options_of
 from opprof.campaign.processes import ProcessTable, own_record
@@ -47,6 +46,7 @@ from opprof.host.birthmark import usable_limit
 from opprof.host.cpu import CpuHost
 from opprof.host.ports import Host
 from opprof.integrity.closing import close, reopen
+from opprof.integrity.ledger import NAME as LEDGER_NAME
 from opprof.protocol import load_protocol
 
 DONE, FAILED, STOPPED = 0, 1, 130

@@ -191,13 +191,6 @@ def _embedded(
     return [*command, "--seed", str(seed), "--stream", "${RUN}"]
 
 
-def not_modelled(protocol: Protocol, options: Options) -> list[str]:
-    """Return the flags of the server commands that an embedded engine does not heed."""
-    words = (options.server_command or protocol.file.server.command).split()
-    read = (read_flags([*words, *config.flags]) for config in protocol.file.configs)
-    return list(dict.fromkeys(flag for flags in read for flag in flags.not_modelled))
-
-
 def _model(words: Sequence[str]) -> str:
     if list(words[:2]) == ["vllm", "serve"] and len(words) > 2:
         return words[2]

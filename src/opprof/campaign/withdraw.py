@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import get_args
 
 from opprof.artifacts.provenance import CopyKind
-from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.store import Store, campaign_lock, machine_lock
 from opprof.errors import OpprofError, StateConflict
 from opprof.files import sync_folder
 from opprof.integrity.closing import NAME as CLOSING
+from opprof.integrity.ledger import NAME as LEDGER_NAME
 from opprof.integrity.provenance import FOLDER, INDEX
 
 _FILES = frozenset(

@@ -130,13 +130,13 @@ def _of_folder(folder: Path, host_files: tuple[str, ...]) -> tuple[Protocol, Pla
     from opprof.campaign.colocation_read import read_gates
     from opprof.campaign.costs import pace_of
     from opprof.campaign.hosts import open_host, place_of, placed
-    from opprof.campaign.ledger_file import NAME as LEDGER
     from opprof.campaign.ledger_file import read_ledger
     from opprof.campaign.options import options_of
     from opprof.campaign.places import choose_gpus
     from opprof.campaign.preview import PlanRequest, SoFar
     from opprof.campaign.store import Store
     from opprof.errors import InputError
+    from opprof.integrity.ledger import NAME as LEDGER
 
     store = Store(folder, wall_ns=time.time_ns)
     campaign = store.campaign()

@@ -12,7 +12,6 @@ from opprof.artifacts.campaign import Campaign, ControllerRecord, RunRecord
 from opprof.campaign.costs import pace_of, run_cost
 from opprof.campaign.frozen import frozen_of
 from opprof.campaign.ledger import balance
-from opprof.campaign.ledger_file import NAME as LEDGER_NAME
 from opprof.campaign.ledger_file import read_ledger
 from opprof.campaign.plan import standings, without_colocation
 from opprof.campaign.processes import ProcessTable
@@ -21,6 +20,7 @@ from opprof.campaign.review import standing
 from opprof.campaign.store import Store
 from opprof.campaign.watch import controller_state, standstill
 from opprof.cli.options import print_json
+from opprof.integrity.ledger import NAME as LEDGER_NAME
 from opprof.protocol import load_protocol
 from opprof.protocol.model import ProtocolFile
 

@@ -21,6 +21,7 @@ from opprof.code_hash import code_sha256
 from opprof.errors import EnvironmentFailure
 from opprof.files import sha256_bytes, write_atomic
 from opprof.integrity.checks import Checks
+from opprof.integrity.ledger import NAME as LEDGER
 from opprof.integrity.provenance import FOLDER, MODE, pretty, read_campaign, read_folder_record
 from opprof.integrity.tree import Entry, hash_plain, open_plain, walk
 
@@ -38,7 +39,7 @@ OWN_NAMES = frozenset(
         "protocol.toml",
         "protocols",
         "state",
-        "ledger.jsonl",
+        LEDGER,
         "controller.json",
         "controller.lock",
         "controller.log",

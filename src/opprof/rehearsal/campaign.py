@@ -278,12 +278,6 @@ def server_flags(file: ProtocolFile, row: Config) -> ModelledFlags:
     return read_flags([*file.server.command.split(), *row.flags])
 
 
-def not_modelled(file: ProtocolFile) -> list[str]:
-    """Return the flags of any configuration's command that the embedded engine does not heed."""
-    found = (flag for row in file.configs for flag in server_flags(file, row).not_modelled)
-    return list(dict.fromkeys(found))
-
-
 def run_options(
     protocol: Protocol, config: str, load_point: LoadPoint, role: Role, folder: Path
 ) -> RunOptions:

@@ -20,10 +20,11 @@ from opprof.artifacts.rehearsal import (
     VerdictRow,
 )
 from opprof.code_hash import code_sha256
+from opprof.engines.sim.flags import not_modelled
 from opprof.files import read_bytes
 from opprof.protocol import Protocol
 from opprof.protocol.design import design
-from opprof.rehearsal.campaign import CampaignReport, not_modelled
+from opprof.rehearsal.campaign import CampaignReport
 from opprof.rehearsal.colocation import colocation_gates
 from opprof.rehearsal.measures import measures
 from opprof.rehearsal.once import decide_once, rehearse_once
@@ -108,7 +109,9 @@ def rehearse(
         repeats=repeated,
         code_version=__version__,
         code_sha256=code_sha256(),
-        not_modelled=not_modelled(protocol.file),
+        not_modelled=not_modelled(
+            protocol.file.server.command.split(), (row.flags for row in protocol.file.configs)
+        ),
     )
     return Rehearsed(with_sanity(report), decision)
 

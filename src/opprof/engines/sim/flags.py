@@ -7,7 +7,7 @@ engine does for what that setting would do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -85,6 +85,12 @@ def read_flags(words: Sequence[str]) -> ModelledFlags:
         numbers.get("--num-gpu-blocks-override"),
         tuple(others),
     )
+
+
+def not_modelled(command: Sequence[str], configs: Iterable[Sequence[str]]) -> list[str]:
+    """Return the flags of a server command, under any configuration, that are not heeded."""
+    read = (read_flags([*command, *flags]) for flags in configs)
+    return list(dict.fromkeys(name for found in read for name in found.not_modelled))
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str]]:
